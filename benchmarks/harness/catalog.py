@@ -47,6 +47,7 @@ for _module, _name in {
     "commands.launchers": "Launchers",
     "training.loss": "Loss",
     "training.loss_study.loss_study": "LossStudy",
+    "commands.members": "Members",
     "training.memory": "Memory",
     "network.messages": "Messages",
     "training.overhead": "Overhead",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 
 import pytest
 
-from farflung.broker.session_table import SessionTable
+from farflung.broker.session_table import Mailbox, SessionTable
 from farflung.errors import ConnectionLost, InputError
-from farflung.messages.commands import Beat
+from farflung.messages.commands import Beat, Stop
 from farflung.protocol.leases import Leases
 from farflung.units import Seconds
+
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def test_a_name_is_taken_until_its_session_is_left(table: SessionTable) -> None:
     assert table.end(first, "it left")
     assert not table.end(first, "again"), "the first cause stays"
     assert first.ended == "it left"
-    assert first.outgoing.get() is None
+    assert first.outgoing.take() == [None]
     assert table.serves("a"), "its run may still be ending"
     table.leave(first)
     assert not table.serves("a")
@@ -55,8 +59,7 @@ def test_messages_go_to_connected_workers_only(table: SessionTable) -> None:
     table.send("a", Beat())
     session = table.enter("a")
     table.send("a", Beat())
-    assert session.outgoing.get() == Beat()
-    assert session.outgoing.empty()
+    assert session.outgoing.take() == [Beat()]
 
 
 def test_silent_workers_expire_unless_the_broker_handles_their_report(table: SessionTable) -> None:
@@ -80,6 +83,43 @@ def test_a_worker_with_a_certificate_is_joining_until_it_connects(table: Session
 def test_a_closed_table_takes_nobody_and_ends_all(table: SessionTable) -> None:
     session = table.enter("a")
     table.close()
-    assert session.outgoing.get() is None
+    assert session.outgoing.take() == [None]
     with pytest.raises(ConnectionLost, match="the broker is closing"):
         table.enter("b")
+
+
+def test_messages_from_other_threads_arrive_in_order() -> None:
+    box = Mailbox()
+    box.put(Stop(run="before"))
+
+    def put() -> None:
+        for number in range(100):
+            box.put(Stop(run=f"run-{number}"))
+        box.put(None)
+
+    async def receive() -> list[str]:
+        box.open()
+        threading.Thread(target=put).start()
+        found = []
+        while isinstance(message := await box.get(PATIENCE), Stop):
+            found.append(message.run)
+        return found
+
+    assert asyncio.run(receive()) == ["before", *(f"run-{number}" for number in range(100))]
+
+
+def test_nothing_comes_in_time() -> None:
+    box = Mailbox()
+
+    async def receive() -> None:
+        box.open()
+        with pytest.raises(TimeoutError):
+            await box.get(0.0)
+        with pytest.raises(TimeoutError):
+            await box.get(0.01)
+        box.put(Beat())
+        assert await box.get(0.0) == Beat()
+
+    asyncio.run(receive())
+    box.put(Beat())
+    assert box.take() == [Beat()], "the coroutine has ended, and nothing fails"

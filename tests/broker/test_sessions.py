@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from benchmarks.commands.idle_members import IdleMembers, member_name
 from farflung.broker import worker_reports
 from farflung.broker.process import Broker
 from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.errors import ConnectionLost, WireError
 from farflung.protocol.members import Member
-from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
@@ -24,6 +26,8 @@ from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from farflung.worker.run_hooks import WorkerHooks
 from tests.support.loopback import Finished, Loopback, text_job
+from tests.support.quiet import until
+from tests.support.session_calls import QuietCall, Said
 
 PATIENCE = 60.0
 
@@ -74,8 +78,9 @@ class Events:
 def test_a_name_is_free_again_whatever_the_loss_does() -> None:
     table = SessionTable(lambda name: 1)
     sessions = Sessions(table, Events(RuntimeError("a defect")), lambda text: None)
+    call, stream = cast(Any, QuietCall()), cast(Any, Said(()))
     with pytest.raises(RuntimeError, match="a defect"):
-        sessions.read(table.enter("w"), iter(()))
+        asyncio.run(sessions.read(table.enter("w"), call, stream))
     assert not table.serves("w")
 
 
@@ -116,6 +121,31 @@ def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path
     assert len(failed) == 1
 
 
+def test_sessions_take_no_threads(home: Path) -> None:
+    """Each of many members reports, and the broker's threads are as many as with one."""
+    with Loopback(home, 0) as cluster, closing(IdleMembers(cluster.ticket("join"))) as idle:
+
+        def reported() -> list[object]:
+            return [row["disk"] for row in cast(Any, cluster.client.status()["members"])]
+
+        def rest() -> bool:
+            """Whether no call or report is being served, and there are about as many threads as with one member."""
+            names = [thread.name for thread in threading.enumerate()]
+            return "call-control" not in names and len(names) <= before + 4
+
+        before = len(threading.enumerate())
+        idle.join([member_name(0)])
+        until(rest)
+        idle.join(member_name(number) for number in range(1, 24))
+        assert reported() == [5e10] * 24
+        until(rest)
+        idle.leave(member_name(1))
+        idle.kill(member_name(2))
+        until(lambda: len(reported()) == 22)
+        assert idle.lost() == {}
+        until(rest)
+
+
 def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
     def say(line: str) -> None:
         raise BrokenPipeError("the terminal is gone")
@@ -125,7 +155,7 @@ def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
 
 
 class Door:
-    """Calls of a worker called w, one after the other, with the hellos that they begin with."""
+    """Sessions of a worker called w, one after the other, with the hellos that they begin with."""
 
     OFFER = {
         "memory": 1e9,
@@ -140,27 +170,15 @@ class Door:
         "description": "",
         "versions": {},
     }
-    caller = Caller(name="w", role="worker")
-    address = "192.0.2.1:4711"
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def on_end(self, action: Callable[[], None]) -> None:
-        """The connection stays."""
-
     def welcome(self, **wishes: object) -> str:
         """The kind of what is answered first."""
-        over = threading.Event()
-
-        def frames() -> Iterator[Frame]:
-            yield Frame("hello", {"address": "", "offer": self.OFFER, **wishes})
-            over.wait(PATIENCE)
-
-        try:
-            return next(self.broker.serving.serve(cast(Any, self), frames())).kind
-        finally:
-            over.set()
+        stream = Said([Frame("hello", {"address": "", "offer": self.OFFER, **wishes})])
+        asyncio.run(self.broker.serving.serve(cast(Any, QuietCall()), cast(Any, stream)))
+        return stream.sent[0]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Broker:
         self.server = RpcServer(security, limits=FrameLimits(max_header=1 << 16, max_bytes=1 << 20))
         self.seen = threading.Event()
         self.ended = threading.Event()
-        self.errors: list[FarflungError] = []
+        self.errors: list[str] = []
         self.server.unary("who", self.who, anonymous=True)
         self.server.unary("fail", self.fail)
         self.server.stream("count", self.count)
@@ -65,7 +65,7 @@ class Broker:
                 self.seen.set()
             yield Frame("all")
         except ConnectionLost as error:
-            self.errors.append(error)
+            self.errors.append(str(error))  # an error would keep gRPC's objects alive
             raise
 
     def talk(self, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
@@ -117,7 +117,7 @@ def test_before_joining(broker: Broker, member: Member) -> None:
         client.call("who", Frame("hello"))
 
 
-def test_errors_keep_their_class_and_text(broker: Broker, member: Member) -> None:
+def test_errors_keep_their_class_and_text(broker: Broker, member: Member, caplog: pytest.LogCaptureFixture) -> None:
     with _client(broker, member("w")) as client:
         with pytest.raises(PlanError, match=r"^device worker-3 lacks 1.2 GB; use a smaller micro-batch$"):
             client.call("fail", Frame("x"))
@@ -125,6 +125,7 @@ def test_errors_keep_their_class_and_text(broker: Broker, member: Member) -> Non
             client.call("fail", Frame("bug"))
         with pytest.raises(VersionError, match="does not know this call; install the same farflung"):
             client.call("nothing", Frame("x"))
+    caplog.clear()  # gRPC's thread ends with its last server, to which the logged defect refers
 
 
 def test_streams(broker: Broker, member: Member) -> None:
@@ -172,7 +173,7 @@ def test_a_session_that_breaks_off_is_no_end(broker: Broker, member: Member) -> 
         session.close()
         assert broker.ended.wait(PATIENCE)
     broker.close()
-    assert [str(error) for error in broker.errors] == ["lost w: the connection broke off"]
+    assert broker.errors == ["lost w: the connection broke off"]
 
 
 def test_a_session_that_breaks_off_while_it_answers(broker: Broker, member: Member) -> None:

@@ -181,7 +181,7 @@ class Broker:
         opening.callback(door.close)
         restored.restore(journal.runs)
         trackers.resume()
-        server.session("session", serving.serve)
+        server.coroutine("session", serving.serve)
         self._admission = self._make_admission(authority, credentials, access, quotas)
         self._admission.register(door, server)
         self._listen(door, server, *where)

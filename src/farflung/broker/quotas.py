@@ -19,7 +19,7 @@ class Quotas:
 
     queued: int = 100
     submissions: int = 120
-    joins: int = 600
+    joins: int = 2000
     names: int = 5000
 
 

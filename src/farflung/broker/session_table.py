@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import queue
+import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from farflung.clock import monotonic
@@ -13,10 +15,64 @@ from farflung.messages.schema import Message
 from farflung.protocol.leases import Leases
 from farflung.units import Seconds
 
-__all__ = ["Session", "SessionTable"]
+__all__ = ["Mailbox", "Session", "SessionTable"]
 
 #: Seconds for which a worker counts as joining after it was given a certificate.
 _JOINING = 60.0
+
+
+class Mailbox:
+    """Messages from any thread to one coroutine.
+
+    ``put`` is for any thread and never waits; ``get`` is for the coroutine that called ``open``.
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[Message | None] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def open(self) -> None:
+        """Messages wake the calling coroutine from now on."""
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, message: Message | None) -> None:
+        """Queue ``message``."""
+        self._messages.append(message)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and so has the coroutine
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def take(self) -> list[Message | None]:
+        """Return what is queued, without waiting."""
+        found = []
+        while self._messages:
+            found.append(self._messages.popleft())
+        return found
+
+    async def get(self, seconds: float) -> Message | None:
+        """Return the next message.
+
+        Raises:
+            TimeoutError: none came for ``seconds``.
+        """
+        assert self._loop is not None
+        until = self._loop.time() + seconds
+        while not self._messages:
+            if self._loop.time() >= until:
+                raise TimeoutError
+            # a future and a timer: heartbeats take this way, and asyncio.wait_for costs nearly four times as much
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_at(until, self._wake)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+        return self._messages.popleft()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +86,7 @@ class Session:
     name: str
     generation: int
     #: None ends the session.
-    outgoing: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
+    outgoing: Mailbox = field(default_factory=Mailbox)
     ended: str = ""
     handling: bool = False
     begun: float = field(default_factory=monotonic)

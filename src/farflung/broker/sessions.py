@@ -6,10 +6,12 @@ session is over by then, and nobody reads it.
 
 from __future__ import annotations
 
-import queue
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
 
 from farflung.broker.links.advertised_address import check_advertised
 from farflung.broker.session_table import Session, SessionTable
@@ -17,18 +19,22 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, WireError
 from farflung.messages.commands import Beat, Fenced, Goodbye, Welcome
 from farflung.messages.reports import Hello
-from farflung.messages.schema import Channel, Message
-from farflung.messages.wire_form import decode_as, encode
+from farflung.messages.schema import Channel
+from farflung.messages.wire_form import decode_as, encode, holds
 from farflung.protocol.leases import BEATS
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
-from farflung.transports.rpc import Call
+from farflung.transports.rpc import Call, FrameStream
 from farflung.wire.frames import Frame
 
 __all__ = ["SessionEvents", "Sessions"]
 
 #: Seconds between two checks of the leases.
 _TICK = 0.5
+#: Sessions that begin or end at the same time.
+_TURNS = 4
+_BEAT = encode(Beat())
+_T = TypeVar("_T")
 #: The cause of the end of a session when its worker asked for it.
 _LEFT = "it left"
 
@@ -50,7 +56,11 @@ class SessionEvents(Protocol):
 
 
 class Sessions:
-    """Serves the sessions of workers. Threads: "leases", and "session-NAME" for the reports of each worker."""
+    """Serves the sessions of workers. Thread: "leases".
+
+    A session has two coroutines, one for each direction, and no thread. Heartbeats are handled in the coroutine. Any other
+    report has a thread while it is handled, and the next one waits for that: this is the back-pressure.
+    """
 
     def __init__(
         self,
@@ -62,6 +72,10 @@ class Sessions:
         """``unwelcome`` returns which of the connected workers must go, and why."""
         self._table, self._events, self._say, self._unwelcome = table, events, say, unwelcome
         self._threads = ThreadGroup()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: The readers of all sessions: asyncio alone does not keep a task alive.
+        self._reading: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(_TURNS)
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -80,10 +94,23 @@ class Sessions:
     def watch(self) -> None:
         """Check the leases until ``close``, on the calling thread."""
         while not self._ended.wait(_TICK):
+            self._await_loop()
             checks = {"the handling of a lost worker": self.check_leases, "a check of tickets": self._check_tickets}
             for what, check in checks.items():
                 if error := failure_of(what, check, monotonic()):
                     self._say(f"warning: {error}")  # the leases of other workers still count
+
+    def _await_loop(self) -> None:
+        """Wait until the loop that reads the sessions has had a turn.
+
+        While planning takes the processor, messages wait to be read. Then the check comes late, and ``Leases`` allows for that.
+        """
+        passed = threading.Event()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(passed.set)
+                while not (passed.wait(_TICK) or self._ended.is_set()):
+                    continue
 
     def check_leases(self, now: float) -> None:
         """Remove the workers whose lease has expired; to be called every half second."""
@@ -106,23 +133,47 @@ class Sessions:
             self._end(session, cause)
         return [session.name for session in found]
 
-    def serve(self, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
-        """Serve a worker's session: take ``frames``, yield commands.
+    async def serve(self, call: Call, stream: FrameStream) -> None:
+        """Serve a worker's session: receive reports, send commands.
 
         Raises:
             SecurityError: the caller is not a worker.
             WireError: it does not begin with a proper hello.
             InputError: a worker of this name is connected, or other members must not dial its address.
+            ConnectionLost: the worker broke off.
         """
         assert call.caller is not None
         name = call.caller.name
         if call.caller.role != "worker":
             raise SecurityError(f"{name!r} has no right to work here: it joined as a {call.caller.role}")
-        first = next(frames, None)
+        first = await stream.receive()
         if first is None:
             raise WireError("a worker's session must begin with hello")
         hello = decode_as(first, Channel.REPORTS, Hello)
-        check_advertised(hello.address, call.address)
+        beginning = asyncio.create_task(self._in_turn(call, lambda: self.begin(name, call.address, hello)))
+        # its own task: the end of the call cancels this coroutine, and the reader ends after the report that it handles
+        reading = asyncio.create_task(self._read_begun(beginning, call, stream))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        session, warnings = await asyncio.shield(beginning)
+        session.outgoing.open()
+        self._loop = asyncio.get_running_loop()
+        lease = float(self._table.lease)
+        welcome = Welcome(name=name, generation=session.generation, lease=lease, warnings=tuple(warnings))
+        await stream.send(encode(welcome))
+        await self._send_commands(session, stream)
+        if self._table.closed:
+            await stream.send(encode(Goodbye(cause="it was ended")))
+        elif session.ended != _LEFT:
+            await stream.send(encode(Fenced(cause=session.ended)))
+
+    def begin(self, name: str, address: str, hello: Hello) -> tuple[Session, list[str]]:
+        """Begin the session of the worker ``name``, which calls from ``address``; return it with warnings for the worker.
+
+        Raises:
+            InputError: a worker of this name is connected, or other members must not dial its address.
+        """
+        check_advertised(hello.address, address)
         session = self._table.enter(name)
         began = False
         try:
@@ -132,48 +183,55 @@ class Sessions:
             if not began:  # whatever happened: no member may remain without a session
                 self._end(session, "its session did not begin")
         self._say(f"worker {name} joined from {text}")
-        self._threads.spawn(f"session-{name}", self.read, session, frames)
-        call.on_end(lambda: session.outgoing.put(None))
-        lease = float(self._table.lease)
-        yield encode(Welcome(name=name, generation=session.generation, lease=lease, warnings=tuple(warnings)))
-        for command in self._commands(session):
-            yield encode(command)
-        if self._table.closed:
-            yield encode(Goodbye(cause="it was ended"))
-        elif session.ended != _LEFT:
-            yield encode(Fenced(cause=session.ended))
+        return session, warnings
 
-    def _commands(self, session: Session) -> Iterator[Message]:
-        """Yield the worker's commands; beats while there are none, so that it knows that this broker runs."""
+    async def _send_commands(self, session: Session, stream: FrameStream) -> None:
+        """Send the worker's commands; beats while there are none, so that it knows that this broker runs."""
         while True:
             try:
-                command = session.outgoing.get(timeout=self._table.lease / BEATS)
-            except queue.Empty:
-                command = Beat()
+                command = await session.outgoing.get(self._table.lease / BEATS)
+            except TimeoutError:
+                await stream.send(_BEAT)
+                continue
             if command is None:
                 return
-            yield command
+            await stream.send(encode(command))
 
-    def read(self, session: Session, frames: Iterator[Frame]) -> None:
-        """Report each of ``frames`` of ``session`` to the broker; then end the session."""
+    async def _read_begun(self, beginning: Awaitable[tuple[Session, list[str]]], call: Call, stream: FrameStream) -> None:
+        try:
+            session, _ = await beginning
+        except Exception:  # noqa: BLE001 - ``serve`` raises it
+            return
+        await self.read(session, call, stream)
+
+    async def read(self, session: Session, call: Call, stream: FrameStream) -> None:
+        """Report the frames of ``session`` to the broker, one after the other; then end the session."""
         cause = _LEFT
         try:
-            for frame in frames:
+            while (frame := await stream.receive()) is not None:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
+                if holds(frame, Beat):  # nearly all frames of an idle cluster; this waits for nothing
+                    self._events.report(session.name, frame)
+                    continue
                 session.handling = True
                 try:
-                    self._events.report(session.name, frame)
+                    await call.on_thread(partial(self._events.report, session.name, frame))
                 finally:
                     session.handling = False
         except ConnectionLost as error:
             cause = "this broker was ended" if self._table.closed else f"{error} (check that its machine is up)"
         except FarflungError as error:
             cause = str(error)
-        except Exception as error:  # noqa: BLE001 - outermost level of a thread: a defect ends this session only
+        except Exception as error:  # noqa: BLE001 - outermost level of a task: a defect ends this session only
             cause = f"its session failed inside: {type(error).__name__}: {error}"
         finally:
-            self._end(session, cause)
+            await self._in_turn(call, lambda: self._end(session, cause))
+
+    async def _in_turn(self, call: Call, work: Callable[[], _T]) -> _T:
+        """Return the result of ``work``, which writes files: a thousand members that come or go at once must wait in line."""
+        async with self._turns:
+            return await call.on_thread(work)
 
     def _end(self, session: Session, cause: str) -> None:
         """End the session, for the first cause that comes."""

@@ -89,12 +89,16 @@ class ControlClient:
     def status(self) -> Mapping[str, object]:
         """Members and runs."""
         answer = ask(self._rpc, Status(), StatusAnswer)
-        found, runs = asdict(answer), list(answer.runs)
-        while answer.more is True and answer.runs:
-            answer = ask(self._rpc, Status(skip=len(runs)), StatusAnswer)
-            runs += answer.runs
-        del found["more"]
-        return found | {"runs": runs}
+        found = asdict(answer)
+        members = {row["name"]: row for row in answer.members}
+        while (answer.more is True and answer.runs) or (answer.more_members is True and answer.members):
+            wanted = Status(skip=len(found["runs"]), after=max(members) if members else UNSET)
+            answer = ask(self._rpc, wanted, StatusAnswer)
+            members |= {row["name"]: row for row in answer.members}
+            found["states"] |= answer.states
+            found["runs"] += answer.runs
+        del found["more"], found["more_members"]
+        return found | {"members": list(members.values())}
 
     def log(self, name: str, *, lines: int | None = None, position: int | None = None) -> tuple[LogPart, bool]:
         """The last ``lines`` of the log of the run or worker ``name``, or those after ``position``; whether it is complete.

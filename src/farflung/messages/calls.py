@@ -137,12 +137,13 @@ class Resume(Message, kind="resume", on=Channel.REQUESTS):
 
 
 class Status(Message, kind="status", on=Channel.REQUESTS):
-    """Ask for all members and one page of the runs. The broker answers with ``StatusAnswer``.
+    """Ask for one page of the members and one of the runs. The broker answers with ``StatusAnswer``.
 
-    ``skip``: how many older runs are left out.
+    ``skip``: how many older runs are left out. ``after``: the members whose names come after this one (unset: the first page).
     """
 
     skip: Count | UnsetType = UNSET
+    after: Member | UnsetType = UNSET
 
 
 class LogRequest(Message, kind="log", on=Channel.REQUESTS):
@@ -295,7 +296,7 @@ class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     """Answers ``Status``.
 
     Entries of ``members``, ``gone`` and ``runs`` are JSON objects for people and scripts (docs/runs.md). ``more``: there are
-    newer runs than these.
+    newer runs than these. ``more_members``: there are members whose names come after these.
     """
 
     version: Label
@@ -305,6 +306,7 @@ class StatusAnswer(Message, kind="status", on=Channel.ANSWERS):
     states: dict[Member, Label]
     runs: list[dict[str, Any]]
     more: Flag = UNSET
+    more_members: Flag = UNSET
 
 
 class Exported(SectionedMessage, kind="exported", on=Channel.ANSWERS, sections=ANY_SECTIONS):

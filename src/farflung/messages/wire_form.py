@@ -16,7 +16,7 @@ from farflung.errors import WireError
 from farflung.messages.schema import Channel, Message, SectionedMessage, message_types, type_of
 from farflung.wire.frames import Frame
 
-__all__ = ["decode", "decode_as", "encode", "from_plain", "to_plain", "types_on"]
+__all__ = ["decode", "decode_as", "encode", "from_plain", "holds", "to_plain", "types_on"]
 
 _Wanted = TypeVar("_Wanted", bound=Message)
 
@@ -73,6 +73,11 @@ def decode(frame: Frame, channel: Channel) -> Message:
     if frame.sections:
         force_setattr(message, "sections", frame.sections)  # nobody else has seen the message yet
     return message
+
+
+def holds(frame: Frame, wanted: type[Message]) -> bool:
+    """Return whether ``frame`` says that it holds a message of the type ``wanted``; nothing is decoded."""
+    return frame.kind == type_of(wanted).kind
 
 
 def decode_as(frame: Frame, channel: Channel, wanted: type[_Wanted]) -> _Wanted:

@@ -63,11 +63,15 @@ class Attempts:
             return []  # stopped meanwhile, or a worker that it was planned for was lost
         if event.error and run.stopping:
             return self.finish(run, RunState.STOPPED)
-        others = bool(run.began and run.recoveries) or self._state.left_out(run)
+        others = bool(run.began and run.recoveries) or run.chosen or self._state.left_out(run)
         if event.error and event.kind in _NEEDS_OTHERS and others:
             run.refused = frozenset(run.devices)  # wait for a worker that replaces the lost one
             self.wait(run)
-            return [RecoverRun(run=run.run, cause=f"no plan for those who are left: {event.error}")]
+            return [
+                RecoverRun(
+                    run=run.run, cause=f"no plan for {'these workers' if run.chosen else 'those who are left'}: {event.error}"
+                )
+            ]
         if event.error:
             return self.fail(run, RunFailed(run=run.run, cause=event.error, kind=event.kind))
         strange = [name for name in event.devices if name not in run.devices]

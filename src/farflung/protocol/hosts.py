@@ -16,21 +16,22 @@ __all__ = ["host_capacity", "host_groups", "host_names", "processor_capacity"]
 
 def host_groups(members: Sequence[Member]) -> list[list[Member]]:
     """Return the sets of two or more members that share processors, each in the order of ``members``."""
-    groups: list[tuple[set[tuple[str, str, str]], list[Member]]] = []
+    leader: dict[str, str] = {}
+    first: dict[tuple[str, str, str], str] = {}
+
+    def lead(name: str) -> str:
+        while leader.setdefault(name, name) != name:
+            leader[name] = name = leader[leader[name]]
+        return name
+
+    for member in members:  # disjoint sets by union and find: linear in the processors, where comparing groups is quadratic
+        for processor in member.offer.processors if member.offer.host else ():
+            other = first.setdefault((member.offer.host, member.offer.kind, processor), member.name)
+            leader[lead(other)] = lead(member.name)
+    groups: dict[str, list[Member]] = {}
     for member in members:
-        offer = member.offer
-        own = (
-            {(offer.host, offer.kind, processor) for processor in offer.processors} if offer.host else set[tuple[str, str, str]]()
-        )
-        joined, others = (own, [member]), []
-        for processors, group in groups:
-            if processors & own:
-                joined = joined[0] | processors, [*group, *joined[1]]
-            else:
-                others.append((processors, group))
-        groups = [*others, joined]
-    place = {member.name: index for index, member in enumerate(members)}
-    return [sorted(group, key=lambda one: place[one.name]) for _, group in groups if len(group) > 1]
+        groups.setdefault(lead(member.name), []).append(member)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def host_capacity(group: Sequence[Member], threads: int) -> float:

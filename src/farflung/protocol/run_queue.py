@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from farflung.errors import InputError
 from farflung.protocol.attempts import Attempts
+from farflung.protocol.candidates import candidates
 from farflung.protocol.cluster_state import ClusterState
 from farflung.protocol.events import Command, MakePlan, RunRestored, RunSubmitted, WaitedEnough
 from farflung.protocol.runs import Run, RunState
@@ -48,7 +49,7 @@ class RunQueue:
         for run in self._state.waiting():
             # each run is assigned before the free members for the next one are counted
             if not run.awaited and (members := self._members_for(run, restored)):
-                commands.append(self._assign(run, members))
+                commands.append(self._assign(run, self._candidates(run, members)))
                 restored = self._state.restored()
         for run in self._state.runs.values():
             if run.stopping and run.state is RunState.WAITING and not (run.awaited or run.expected):
@@ -72,6 +73,15 @@ class RunQueue:
             if len(names) >= run.needs and run.expected_names <= set(names) and not refused:
                 return tuple(names)
         return ()
+
+    def _candidates(self, run: Run, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of the free members ``names`` for which ``run`` is planned; all of them after a plan was refused."""
+        if run.refused:
+            run.chosen = False
+            return names
+        found = candidates([self._state.members[name] for name in names], run.workers, run.expected_names)
+        run.chosen = len(found) < len(names)
+        return tuple(one.name for one in found)
 
     def _suspect(self, run: Run, name: str) -> bool:
         return name in run.suspects or self._state.standing.last(name)

@@ -62,6 +62,8 @@ class Run:
     expected_names: frozenset[str] = frozenset()
     #: No plan could be made for these after a loss, so another worker must join.
     refused: frozenset[str] = frozenset()
+    #: Whether the last plan was made for ``candidates`` among the free members.
+    chosen: bool = False
     #: Workers that have not dropped the last attempt yet.
     awaited: set[str] = field(default_factory=set)
     state: RunState = RunState.WAITING

@@ -60,7 +60,29 @@ def test_a_table_that_cannot_be_written_is_told_once_and_goes_on(tmp_path: Path)
     table = LinkTable(tmp_path / "file" / "links.json", said.append)
     for name in "bcd":
         table.put("a", name, LinkFigures(alpha=0.02, beta=5e6))
+        table.put_uplink("a", 5e6)
+    table.close()
     assert table.get("a", "d") is not None
     (line,) = said
     assert line.startswith(f"warning: {tmp_path / 'file' / 'links.json'} can't be written: ")
     assert line.endswith("; what is measured of links is kept in memory only")
+
+
+def test_unmeasured_links_are_like_the_measured_ones_of_their_regions() -> None:
+    table = LinkTable()
+    for pair, alpha, beta in ((("a", "b"), 0.001, 1e8), (("a", "c"), 0.04, 1e6), (("b", "c"), 0.06, 3e6), (("c", "x"), 0.5, 1e3)):
+        table.put(*pair, LinkFigures(alpha=alpha, beta=beta))
+    regions = {"a": "north", "b": "north", "n": "north", "c": "south", "d": "south", "x": ""}
+    devices = [Device(name=name, memory=Bytes(1e9), speed=FlopsPerSecond(1e9), region=area) for name, area in regions.items()]
+    topology = table.topology(devices)
+    assert topology is not None
+
+    def link(source: str, target: str) -> tuple[float, float]:
+        found = topology.link(source, target)
+        return found.latency, found.bandwidth
+
+    assert link("a", "n") == link("n", "b") == (0.001, 1e8)
+    assert link("a", "d") == (0.05, 2e6), "the median"
+    assert link("a", "c") == (0.04, 1e6), "as measured"
+    assert link("d", "a") == (0.001, 125e6), "that way nothing was measured"
+    assert link("d", "x") == (0.001, 125e6), "without a region nothing is known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from farflung.broker import sessions
 from farflung.broker.sessions import Sessions
 from farflung.client.connection import Client
 from farflung.engines.base import DeviceReport
@@ -31,6 +33,7 @@ from farflung.worker.owner_limits import OwnerLimits, OwnerLimitsFile, known_wor
 from farflung.worker.reconnect import Service
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
 from tests.support.quiet import until
+from tests.support.session_calls import QuietCall, Said
 
 STEPS = 10
 
@@ -142,8 +145,9 @@ def test_a_silent_worker_is_given_up_and_not_heard_when_it_comes_back(place: Pat
         heard: list[object] = []
 
         deaf: Any = SimpleNamespace(report=lambda name, frame: heard.append(frame), lost=lambda name, cause: heard.append(name))
-        late = iter([Frame("measured", {"speed": 1e9, "factor": 1.0, "overhead": 0.0})])
-        Sessions(table, deaf, print).read(zombie, late)
+        late: Any = Said([Frame("measured", {"speed": 1e9, "factor": 1.0, "overhead": 0.0})])
+        call: Any = QuietCall()
+        asyncio.run(Sessions(table, deaf, print).read(zombie, call, late))
         assert heard == [], "the old session is over, whatever comes from it"
         while cluster.threads[1].is_alive():
             cluster.threads[1].join()
@@ -163,7 +167,7 @@ def test_generations_go_on_in_the_next_life_of_the_broker(place: Path, tmp_path:
 
 
 def test_a_worker_notices_that_its_broker_is_silent(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sessions, "_commands", lambda self, session: iter(session.outgoing.get, None))  # without a beat
+    monkeypatch.setattr(sessions, "BEATS", 1e-9)  # without a beat
     with Loopback(place, 0, folder=str(tmp_path)) as cluster:
         leases = cluster.broker.sessions.leases
         leases.length = Seconds(0.2)  # told to the worker

@@ -29,6 +29,7 @@ from farflung.protocol.retained_states import believable
 from farflung.step.plugin_check import check_plugins
 from farflung.telemetry.faults import fault_point
 from farflung.thread_group import ThreadGroup
+from farflung.units import counted
 
 __all__ = ["AttemptPlanner", "Journaled"]
 
@@ -36,6 +37,8 @@ __all__ = ["AttemptPlanner", "Journaled"]
 Journaled = Callable[..., None]
 #: Seconds that ``close`` waits: a planner can't be interrupted.
 _END_SECONDS = 10.0
+#: So many workers are listed by name.
+_NAMED = 32
 #: Seconds between two tries while the broker's disk is full.
 _FULL_AGAIN = 2.0
 
@@ -58,7 +61,8 @@ class AttemptPlanner:
     def begin(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
         """Plan attempt number ``attempt`` for ``members`` on a thread of its own."""
         names = [member.name for member in members]
-        self.notices.operator_of(live.run, f"planning for {', '.join(names)}")
+        who = ", ".join(names) if len(names) <= _NAMED else counted(len(names), "worker")
+        self.notices.operator_of(live.run, f"planning for {who}")
         self.notices.watchers(live, watching.Planning(members=tuple(names)))
         failed = partial(self._failed, live, attempt)
         try:
@@ -115,6 +119,9 @@ class AttemptPlanner:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
         with self.runs.changed:
+            live.workers.measured |= {member.name for member in members}  # a plan that starts over measures newcomers only
+            if self.runs.machine.runs[live.run].attempts != attempt:
+                return None
             helpers = self.runs.machine.may_help(live.run)
         cluster = cluster_of(bundle, [*members, *helpers], self.network.table, self.network.reachability)
         check_plugins(live.job, "the broker", plans=True)

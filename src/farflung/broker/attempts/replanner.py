@@ -32,6 +32,7 @@ from farflung.optim import state_factor
 from farflung.plan import Plan
 from farflung.planners.constraints import moved_bytes
 from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.candidates import candidates
 from farflung.protocol.events import BetterPlan, MemberSlowed
 from farflung.protocol.hosts import host_groups
 from farflung.protocol.members import Member
@@ -172,6 +173,8 @@ class Replanner:
                 found = self._consider(live, why)
             except FarflungError as error:
                 found = f"there is no other plan: {error}"  # the current plan stays
+            if found is None:
+                continue
             news = self._found(live, found)
             if found and why not in (_JOINED, _MINUTE):
                 self._notify(live.run, f"the plan stays: {found}")
@@ -199,8 +202,8 @@ class Replanner:
             self._findings[live.run] = found
             return [one.name for one in idle if one.name not in known and found[one.name] == why]
 
-    def _consider(self, live: LiveRun, why: str) -> str:
-        """Return why the plan stays (empty: it does not, or nobody needs to know)."""
+    def _consider(self, live: LiveRun, why: str) -> str | None:
+        """Return why the plan stays (empty: it does not, or nobody needs to know; None: nothing has changed)."""
         with self._lock:
             planned, bundle, now = live.planned, live.submission.bundle, self._inputs.clock.now()
             attempt = self._runs_by(live)
@@ -208,6 +211,8 @@ class Replanner:
                 return ""
             if soon := _too_soon(live, planned):
                 return soon
+            if why in (_JOINED, _MINUTE) and self._settled(live):
+                return None
             idle = self._unmeasured(live, why)
             if idle is None:
                 return ""
@@ -245,6 +250,15 @@ class Replanner:
         self._handle(BetterPlan(run=live.run, attempt=attempt, cause=cause))
         return ""
 
+    def _settled(self, live: LiveRun) -> bool:
+        """Return whether the cluster is large, and no new candidate is there since the last search (under the lock).
+
+        In a large cluster a search takes seconds, and members come all the time.
+        """
+        able = self._able(live.run)
+        free = sum(one.run is None for one in self._machine.members.values())
+        return free > len(able) and all(one.run is not None or one.name in live.workers.measured for one in able)
+
     def _unmeasured(self, live: LiveRun, why: str) -> list[Member] | None:
         """Return the idle workers to measure before a search (None: no search is needed; under the lock)."""
         able = self._able(live.run)
@@ -260,10 +274,11 @@ class Replanner:
         return run.attempts if run is not None and run.state is RunState.RUNNING else 0
 
     def _able(self, name: str) -> Sequence[Member]:
-        """Return the workers of the run, and those that could work for it (under the lock)."""
+        """Return the workers of the run, and the candidates among those that could work for it (under the lock)."""
         run = self._machine.runs[name]
-        able = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one))
-        return tuple(one for one in able if run.plans_for(one))
+        restored = self._machine.restored()
+        able = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one, restored))
+        return candidates([one for one in able if run.plans_for(one)], run.workers, run.devices)
 
     def _main(self) -> None:
         full = self._inputs.clock.now() + _PERIOD

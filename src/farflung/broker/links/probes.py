@@ -1,4 +1,4 @@
-"""Bandwidth probes of all links: which worker probes which other one, and when. ``worker.links`` measures one direction.
+"""Bandwidth probes of links: which worker probes which other one, and when. ``worker.links`` measures one direction.
 
 A direction whose probe was unsteady (its fastest and slowest fifth differ) is probed again at the end. The best figures stay.
 """
@@ -6,7 +6,7 @@ A direction whose probe was unsteady (its fastest and slowest fifth differ) is p
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from farflung.broker.links.table import LinkFigures, LinkTable
@@ -15,7 +15,7 @@ from farflung.messages import commands
 from farflung.messages.calls import LinkFound, ProbeRound, Unreachable, UplinkFound
 from farflung.messages.conversions.probes import Probe
 from farflung.messages.schema import UNSET, Message
-from farflung.protocol.probe_pairing import star_rounds, tournament
+from farflung.protocol.probe_pairing import sampled_rounds, star_rounds, tournament
 
 __all__ = ["LinkProbes"]
 
@@ -23,6 +23,8 @@ __all__ = ["LinkProbes"]
 _CAPPED = 0.8
 #: A probe whose windows differ by more than this share is repeated, so many times.
 _UNSTEADY, _REPEATS = 0.05, 2
+#: Of so many members, all links are measured.
+_FEW = 16
 #: Seconds that a worker has for a probe.
 _PATIENCE = 60.0
 
@@ -44,8 +46,13 @@ class LinkProbes:
         self._found: dict[tuple[str, str], LinkFigures] = {}
         self._spreads: dict[tuple[str, str], float] = {}
 
-    def run(self, members: Sequence[tuple[str, str]], command: MakeProbe | None = None) -> Iterator[Message]:
-        """Measure all links between ``members`` (name and address), and yield the results as frames.
+    def run(
+        self, members: Sequence[tuple[str, str]], command: MakeProbe | None = None, regions: Mapping[str, str] | None = None
+    ) -> Iterator[Message]:
+        """Measure the links between ``members`` (name and address), and yield the results as frames.
+
+        All links of few members are measured. Of many members, samples of the links inside and between ``regions`` (name ->
+        region, empty: unknown) are.
 
         Raises:
             FarflungError: another measurement is running.
@@ -55,10 +62,11 @@ class LinkProbes:
         self._found, self._spreads = {}, {}
         try:
             addresses, self._command = dict(members), command
-            yield from self._rounds(addresses)
+            sampled = regions is not None and len(addresses) > _FEW
+            yield from self._rounds(sampled_rounds(regions) if sampled and regions else tournament(list(addresses)), addresses)
             for _ in range(_REPEATS):
                 yield from self._again(addresses)
-            yield from self._stars(addresses)
+            yield from self._stars(addresses, self._partners() if sampled else None)
         finally:
             self._one.release()
 
@@ -84,8 +92,7 @@ class LinkProbes:
         for source, target in keys:
             self.answer(source, target, ConnectionLost(f"worker {name} is gone"))
 
-    def _rounds(self, addresses: dict[str, str]) -> Iterator[Message]:
-        rounds = tournament(list(addresses))
+    def _rounds(self, rounds: Sequence[Sequence[tuple[str, str]]], addresses: dict[str, str]) -> Iterator[Message]:
         for index, pairs in enumerate(rounds, start=1):
             yield ProbeRound(number=index, of=len(rounds), pairs=tuple(pairs))
             for directions in (pairs, [(b, a) for a, b in pairs]):
@@ -122,9 +129,16 @@ class LinkProbes:
         self.table.put(source, target, best)
         return LinkFound(source=source, to=target, alpha=best.alpha, beta=best.beta, relay=found.relay or UNSET)
 
-    def _stars(self, addresses: dict[str, str]) -> Iterator[Message]:
-        """Probe two directions at once from each device: do they share an up-link?"""
-        for triples in star_rounds(list(addresses)):
+    def _partners(self) -> dict[str, list[str]]:
+        """Return to whom each device has sent in this measurement."""
+        found: dict[str, list[str]] = {}
+        for source, target in self._found:
+            found.setdefault(source, []).append(target)
+        return found
+
+    def _stars(self, addresses: dict[str, str], partners: Mapping[str, Sequence[str]] | None) -> Iterator[Message]:
+        """Probe two directions at once from each device: do they share an up-link? ``partners``: to whom it may send."""
+        for triples in star_rounds(list(addresses), partners):
             asked = [(first, (b, c), [self._ask(first, other, addresses) for other in (b, c)]) for first, b, c in triples]
             for first, others, futures in asked:
                 alone = [self.table.get(first, other) for other in others]

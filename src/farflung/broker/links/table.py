@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from farflung.broker.links.slowdowns import LinkSlowdowns
 from farflung.checkpoint.store import write_file
@@ -18,6 +20,8 @@ from farflung.thread_group import ThreadGroup
 from farflung.units import BytesPerSecond
 
 __all__ = ["LinkFigures", "LinkTable"]
+
+FloatArray = npt.NDArray[np.float64]
 
 #: Unmeasured directions: 1 ms and 1 Gbit/s.
 _ALPHA, _BETA = 1e-3, 125e6
@@ -39,8 +43,8 @@ class LinkFigures:
 class LinkTable:
     """Measured links by (from, to), and caps of devices; stored in a file. Any thread may call.
 
-    The file is a cache. So it is not synced, and nothing fails if it can't be written; ``say`` receives one warning. Figures from
-    training come with every step of every worker: a thread "link-table" writes them a moment later, all at once.
+    The file is a cache. So it is not synced, and nothing fails if it can't be written; ``say`` receives one warning. Figures come
+    by the thousands: a thread "link-table" writes them a moment later, all at once.
     """
 
     #: How much later: seconds.
@@ -66,10 +70,7 @@ class LinkTable:
         """Store the figures of one direction."""
         with self._lock:
             self._links[source, target] = figures
-            if figures.source == "training":
-                self._write_later()
-            else:
-                self._write()
+            self._write_later()
 
     def all(self) -> dict[tuple[str, str], LinkFigures]:
         """Return the measured figures by (from, to)."""
@@ -106,21 +107,26 @@ class LinkTable:
     ) -> Topology | None:
         """Return the devices with the figures of their links and up-links (None: nothing was measured).
 
-        Unmeasured directions count as 1 Gbit/s with 1 ms. No direction is faster than its sender's up-link. What was measured
-        through a relay counts for pairs ``apart`` only.
+        An unmeasured direction between named regions has the median figures of the measured directions between these regions;
+        others count as 1 Gbit/s with 1 ms. No direction is faster than its sender's up-link. What was measured through a relay
+        counts for pairs ``apart`` only.
         """
         count = len(devices)
         alpha, beta = np.full((count, count), _ALPHA), np.full((count, count), _BETA)
+        place = {device.name: index for index, device in enumerate(devices)}
         with self._lock:
             caps = [self._cap(device.name) for device in devices]
             found = any(device.name in self._owner_caps for device in devices)
-            for i, a in enumerate(devices):
-                for j, b in enumerate(devices):
-                    figures = self._links.get((a.name, b.name))
-                    if figures is not None and (not figures.relay or pair_of(a.name, b.name) in apart):
-                        alpha[i, j], beta[i, j], found = figures.alpha, figures.beta, True
-        if not found:
+            measured = [
+                (place[a], place[b], figures)
+                for (a, b), figures in self._links.items()
+                if a in place and b in place and (not figures.relay or pair_of(a, b) in apart)
+            ]
+        if not (found or measured):
             return None
+        _fill_regions([device.region for device in devices], [one for one in measured if not one[2].relay], alpha, beta)
+        for i, j, figures in measured:
+            alpha[i, j], beta[i, j] = figures.alpha, figures.beta
         for i, cap in enumerate(caps):
             beta[i] = beta[i] if cap is None else np.minimum(beta[i], cap)
         ends = [d if cap is None else replace(d, uplink=BytesPerSecond(cap)) for d, cap in zip(devices, caps, strict=True)]
@@ -191,3 +197,20 @@ class LinkTable:
             self._warned = True
         else:
             self._warned = False
+
+
+def _fill_regions(
+    regions: Sequence[str], measured: Sequence[tuple[int, int, LinkFigures]], alpha: FloatArray, beta: FloatArray
+) -> None:
+    """Give the directions between named regions the medians of those that were ``measured`` between them."""
+    rows: dict[str, list[int]] = {}
+    for index, region in enumerate(regions):
+        if region:
+            rows.setdefault(region, []).append(index)
+    known: dict[tuple[str, str], list[LinkFigures]] = {}
+    for i, j, figures in measured:
+        known.setdefault((regions[i], regions[j]), []).append(figures)
+    for (a, b), found in known.items():
+        if a and b:
+            block = np.ix_(rows[a], rows[b])
+            alpha[block], beta[block] = median([one.alpha for one in found]), median([one.beta for one in found])

@@ -1,4 +1,4 @@
-"""Measuring all links between the joined workers, for ``farflung profile``."""
+"""Measuring the links between the joined workers, for ``farflung profile``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LinkProfile:
         serve_all(server, Profile, self.profile)
 
     def profile(self, call: Call, request: Profile) -> Iterator[Message]:
-        """Measure all links; yield the results as they come, and finally the topology as a document."""
+        """Measure the links; yield the results as they come, and finally the topology as a document."""
         del request
         client_of(call, "measure links")
         network = self.network
@@ -52,7 +52,8 @@ class LinkProfile:
         network.routes.introduce_all(plain)
         addresses = [(member.name, member.address) for member in members]
         try:
-            yield from network.probes.run(addresses, lambda name, peer: network.routes.probe(plain, name, peer))
+            regions = {member.name: member.offer.region for member in members}
+            yield from network.probes.run(addresses, lambda name, peer: network.routes.probe(plain, name, peer), regions)
         finally:
             network.relays.assign(_PROFILE, None, ())
         found = network.table.topology(devices, apart=plain.via)

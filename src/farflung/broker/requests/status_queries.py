@@ -34,7 +34,7 @@ from farflung.version import __version__
 
 __all__ = ["StatusQueries"]
 
-#: The most runs in one answer.
+#: The most runs, and the most members, in one answer.
 _PAGE = 500
 _clock = MonotonicClock()
 
@@ -65,12 +65,18 @@ class _MemberCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Members and runs at one moment. ``more``: there are newer runs."""
+    """A page of members and one of runs, at one moment.
+
+    ``everyone``: all members; only what never changes of them may be read. ``more``: there are newer runs.
+    ``more_members``: there are members whose names come after these.
+    """
 
     members: list[_MemberCopy]
+    everyone: list[Member]
     runs: list[_RunCopy]
     gone: list[Gone]
     more: bool
+    more_members: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,26 +103,36 @@ class StatusQueries:
         return ClockAnswer(now=float(_clock.now()))
 
     def status(self, call: Call, request: Status) -> StatusAnswer:
-        """Return members and a page of runs. The folder, losses and errors of a run are for its owner only."""
+        """Return a page of members and one of runs. The folder, losses and errors of a run are for its owner only."""
         caller = caller_of(call)
-        known = self._copy(request.skip or 0)
-        members = [one.member for one in known.members]
-        hosts, warnings, devices = host_names(members), version_warnings(members), devices_of(members)
+        known = self._copy(request.skip or 0, request.after or "")
+        here = {one.member.name: one.member for one in known.members}
+        hosts, warnings = host_names(known.everyone), version_warnings(known.everyone)
+        beside = {other.name: other for name in here for other in hosts.get(name, ("", []))[1] if other.name not in here}
+        devices = devices_of([*here.values(), *beside.values()])
         rows = [
             self._member_status(one, [other.name for other in hosts.get(one.member.name, ("", []))[1]])
             | {"warnings": warnings.get(one.member.name, []), "device": device_entry(devices[one.member.name])}
             for one in known.members
         ]
-        joining = [name for name in self.sessions.joining() if name not in {row["name"] for row in rows}]
+        joining = self.sessions.joining()
         gone = [{"name": one.name, "generation": one.generation, "cause": one.cause} for one in known.gone]
         runs = [self._run_status(one) | ({} if self.folders.owns(one.live.run, caller) else PRIVATE) for one in known.runs]
         states = dict.fromkeys(joining, MemberState.JOINING.value) | {one.name: MemberState.GONE.value for one in known.gone}
         states |= {row["name"]: row["state"] for row in rows}
-        more = True if known.more else UNSET
-        return StatusAnswer(version=__version__, members=rows, joining=joining, gone=gone, states=states, runs=runs, more=more)
+        return StatusAnswer(
+            version=__version__,
+            members=rows,
+            joining=joining,
+            gone=gone,
+            states=states,
+            runs=runs,
+            more=True if known.more else UNSET,
+            more_members=True if known.more_members else UNSET,
+        )
 
-    def _copy(self, skip: int) -> _Known:
-        """Copy the members and a page of runs; the time under the lock is linear in both."""
+    def _copy(self, skip: int, after: str) -> _Known:
+        """Copy a page of members and one of runs; the time under the lock is linear in the pages, and in all runs."""
         with self.runs.changed:
             machine = self.runs.machine
             # a run that is not known to the machine yet is being written
@@ -133,23 +149,33 @@ class StatusQueries:
                 for live in listed[skip : skip + _PAGE]
             ]
             training = [run for run in machine.runs.values() if run.state is RunState.RUNNING]
+            everyone = list(machine.members.values())
+            page = everyone
+            if after or len(page) > _PAGE:  # by name: members that come and go meanwhile move no other member to another page
+                page = sorted((one for one in page if one.name > after), key=lambda one: one.name)
+            restored = machine.restored()
             members = [
                 _MemberCopy(
                     member=replace(member),
                     trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
-                    facts=self._facts(member, waiting, training[-1:]) if member.run is None else [],
+                    facts=self._facts(member, waiting, training[-1:], restored) if member.run is None else [],
                     standing=machine.standing(member.name),
                     last=machine.planned_last(member.name),
                 )
-                for member in machine.members.values()
+                for member in page[:_PAGE]
             ]
-            more = len(listed) > skip + _PAGE
-            return _Known(members=members, runs=runs, gone=list(machine.gone.values()), more=more)
+            return _Known(
+                members=members,
+                everyone=everyone,
+                runs=runs,
+                gone=list(machine.gone.values()),
+                more=len(listed) > skip + _PAGE,
+                more_members=len(page) > _PAGE,
+            )
 
-    def _facts(self, member: Member, waiting: Sequence[Run], training: Sequence[Run]) -> list[RunFacts]:
+    def _facts(self, member: Member, waiting: Sequence[Run], training: Sequence[Run], restored: Sequence[Run]) -> list[RunFacts]:
         """Return the first of the ``waiting`` runs that may take the idle ``member``, and the newest that trains."""
         machine = self.runs.machine
-        restored = machine.restored() if member.ready else ()
         first = next((run for run in waiting if run.needs and machine.may_take(run.run, member, restored)), None)
         found = []
         for run in [*([] if first is None else [first]), *training]:

@@ -37,6 +37,7 @@ class CallThreads(futures.ThreadPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
         future: futures.Future[T] = futures.Future()
+        future.set_running_or_notify_cancel()  # a caller that breaks off does not end the thread
 
         def run() -> None:
             try:
@@ -105,7 +106,7 @@ def open_channel(
     return grpc.secure_channel(address, credentials, [*options, ("grpc.ssl_target_name_override", tls_name(peer))])
 
 
-def add_port(server: grpc.Server, path: str, security: Credentials | Insecure, *, anonymous: bool = False) -> None:
+def add_port(server: grpc.aio.Server, path: str, security: Credentials | Insecure, *, anonymous: bool = False) -> None:
     """Let ``server`` listen at the socket ``path`` of this machine.
 
     Callers must show a certificate of the same authority, unless ``anonymous``: then they show none.
@@ -125,14 +126,14 @@ def add_port(server: grpc.Server, path: str, security: Credentials | Insecure, *
         raise InputError(f"cannot make the socket {path}: {error}; check the rights of the broker's folder") from error
 
 
-def caller_of(context: grpc.ServicerContext, *, insecure: bool) -> Caller | None:
+def caller_of(context: grpc.aio.ServicerContext[bytes, bytes], *, insecure: bool) -> Caller | None:
     """Who calls, as his verified certificate says; None if he showed none.
 
     Raises:
         SecurityError: his certificate is of the cluster but names nobody.
     """
     if insecure:
-        told = dict(context.invocation_metadata()).get(PEER_KEY)
+        told = dict(context.invocation_metadata() or ()).get(PEER_KEY)
         return Caller(name=str(told), role="worker") if told else None
     properties: Any = context.auth_context()  # the stubs say bytes, it is lists of bytes
     if "x509_common_name" not in properties:

@@ -21,10 +21,10 @@ _REFUSED_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verificat
 _BROKEN = re.compile(r"Stream removed|Socket closed|RST_STREAM|GOAWAY|recvmsg|Connection reset|Broken pipe")
 
 
-def abort(context: grpc.ServicerContext, error: FarflungError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[bytes, bytes], error: FarflungError) -> NoReturn:
     """End a call on the server with ``error``; the caller gets the same class and text."""
-    context.set_trailing_metadata(((_KEY, type(error).__name__),))
-    context.abort(grpc.StatusCode.ABORTED, str(error)[:_MAX_TEXT] or type(error).__name__)
+    kind = type(error).__name__
+    await context.abort(grpc.StatusCode.ABORTED, str(error)[:_MAX_TEXT] or kind, ((_KEY, kind),))
 
 
 def explain(failure: Any, peer: str, address: str) -> FarflungError:

@@ -1,15 +1,16 @@
 """The serving end of the control plane: named methods that take and give frames, over gRPC.
 
-Three kinds: ``unary`` (frame in, frame out), ``stream`` (frame in, frames out) and ``session`` (frames both ways). A server may
-be a door, for those who have only a ticket yet (gRPC for Python can't ask for a certificate without insisting on it): whoever
-finds its address may call, so it takes small messages, few calls of one connection, and breaks off those that last. ``front``
-limits the connections.
+Four kinds: ``unary`` (frame in, frame out), ``stream`` (frame in, frames out), ``session`` (frames both ways, on a thread) and
+``coroutine`` (frames both ways, without a thread). A server may be a door, for those who have only a ticket yet (gRPC for Python
+can't ask for a certificate without insisting on it): whoever finds its address may call, so it takes small messages, few calls
+of one connection, and breaks off those that last. ``front`` limits the connections.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,25 +18,26 @@ from typing import Any
 
 import grpc
 
-from farflung.errors import ConnectionLost, FarflungError, SecurityError
+from farflung.errors import FarflungError, SecurityError
 from farflung.security import Caller, Credentials
 from farflung.transports.config import Insecure, TransportConfig
+from farflung.transports.rpc.calls import Call, FrameStream, RpcContext, join_frame
 from farflung.transports.rpc.channel import CallThreads, add_port, caller_of, channel_options
+from farflung.transports.rpc.event_loop import EventLoopThread
 from farflung.transports.rpc.failures import abort
-from farflung.transports.rpc.front import HANDSHAKE_SECONDS, FrontLimits, RpcFront, address_behind
+from farflung.transports.rpc.front import HANDSHAKE_SECONDS, FrontLimits, RpcFront
 from farflung.transports.tcp.sockets import open_server
-from farflung.wire.frames import Frame, FrameLimits, decode_frame, encode_frame
+from farflung.wire.frames import Frame, FrameLimits, decode_frame
 
 __all__ = [
     "RPC_LIMITS",
     "RPC_PREFIX",
-    "Call",
+    "CoroutineHandler",
     "RpcHost",
     "RpcServer",
     "SessionHandler",
     "StreamHandler",
     "UnaryHandler",
-    "join_frame",
     "max_message",
 ]
 
@@ -47,32 +49,6 @@ RPC_PREFIX = "/farflung.Control/"
 _DOOR_LIMITS, _DOOR_CALLS = FrameLimits(max_header=1 << 16, max_bytes=1 << 10, max_sections=1), 2
 _DOOR = FrontLimits(unproven=64, of_address=32, proof=math.inf, life=20.0)
 _DOOR_PLACES = 2 * _DOOR_CALLS * _DOOR.unproven
-
-
-class Call:
-    """What a handler knows of the call that it serves."""
-
-    __slots__ = ("_context", "caller")
-
-    def __init__(self, caller: Caller | None, context: grpc.ServicerContext) -> None:
-        #: Name and role from the caller's certificate; None before joining.
-        self.caller = caller
-        self._context = context
-
-    @property
-    def address(self) -> str:
-        """Where the call comes from, e.g. ``192.0.2.7:41522``."""
-        return address_behind(str(self._context.peer()))
-
-    @property
-    def active(self) -> bool:
-        """Whether somebody still waits for the answer."""
-        return self._context.is_active()
-
-    def on_end(self, action: Callable[[], None]) -> None:
-        """Run ``action`` on some thread when the call is over, however it ends; at once if it is over already."""
-        if not self._context.add_callback(action):
-            action()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +66,7 @@ class RpcHost:
 UnaryHandler = Callable[[Call, Frame], Frame]
 StreamHandler = Callable[[Call, Frame], Iterator[Frame]]
 SessionHandler = Callable[[Call, Iterator[Frame]], Iterator[Frame]]
-
-
-def join_frame(frame: Frame, limits: FrameLimits) -> bytes:
-    """``frame`` as one message (TLS checks integrity, so no checksums of sections).
-
-    Raises:
-        WireError: it passes the limits.
-    """
-    return b"".join(encode_frame(frame, checksum=False, limits=limits))
+CoroutineHandler = Callable[[Call, FrameStream], Awaitable[None]]
 
 
 def max_message(limits: FrameLimits) -> int:
@@ -107,7 +75,10 @@ def max_message(limits: FrameLimits) -> int:
 
 
 class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Register methods, ``listen`` at one or more addresses, ``start``, ``close``."""
+    """Register methods, ``listen`` at one or more addresses, ``start``, ``close``.
+
+    gRPC serves on one thread, "control-loop". Handlers that are no coroutines run on a thread for each call.
+    """
 
     def __init__(
         self,
@@ -124,58 +95,77 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         self._door, self._log, self._check = door, host.log, host.check
         #: A private folder for the sockets at which gRPC listens.
         self._folder: TemporaryDirectory[str] | None = None
-        self._fronts: list[RpcFront] = []
+        #: Whether callers at the front show no certificates.
+        self._fronts: dict[RpcFront, bool] = {}
         self._security, self._limits = security, limits
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._threads = CallThreads("control")
-        options = channel_options(config or TransportConfig(), max_message(limits))
-        options.append(("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)))
+        self._options = channel_options(config or TransportConfig(), max_message(limits))
+        self._options.append(("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)))
         if door:
-            options.append(("grpc.max_concurrent_streams", _DOOR_CALLS))
-        self._server = grpc.server(self._threads, [self], options=options, maximum_concurrent_rpcs=_DOOR_PLACES if door else None)
+            self._options.append(("grpc.max_concurrent_streams", _DOOR_CALLS))
+        self._loop: EventLoopThread | None = None
+        self._server: grpc.aio.Server | None = None
 
     def unary(self, name: str, handler: UnaryHandler, *, anonymous: bool = False) -> None:
         """Serve ``name`` with one frame for one frame; ``anonymous`` lets in callers without a certificate."""
 
-        def serve(request: bytes, context: grpc.ServicerContext) -> bytes:
-            try:
-                return join_frame(
-                    handler(self._call(context, name, anonymous), decode_frame(request, self._limits)), self._limits
-                )
-            except FarflungError as error:
-                abort(context, error)
+        async def serve(request: bytes, context: RpcContext) -> bytes:
+            async with self._call(context) as call:
+
+                def answer() -> bytes:
+                    self._admit(call, name, anonymous)
+                    return join_frame(handler(call, decode_frame(request, self._limits)), self._limits)
+
+                return await call.on_thread(answer)
 
         self._add(name, grpc.unary_unary_rpc_method_handler(serve))
 
     def stream(self, name: str, handler: StreamHandler, *, anonymous: bool = False) -> None:
         """Serve ``name`` with frames for one frame; the handler's iterator advances as fast as the caller takes."""
 
-        def serve(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            try:
-                yield from self._joined(handler(self._call(context, name, anonymous), decode_frame(request, self._limits)))
-                return
-            except FarflungError as error:
-                refused = error
-            abort(context, refused)
+        async def serve(request: bytes, context: RpcContext) -> None:
+            async with self._call(context) as call:
+                stream = self._stream(call, context)
+
+                def answers() -> None:
+                    self._admit(call, name, anonymous)
+                    self._send_all(stream, handler(call, decode_frame(request, self._limits)))
+
+                await call.on_thread(answers)
 
         self._add(name, grpc.unary_stream_rpc_method_handler(serve))
 
     def session(self, name: str, handler: SessionHandler, *, anonymous: bool = False) -> None:
-        """Serve ``name`` with frames both ways.
+        """Serve ``name`` with frames both ways, on a thread.
 
         If the caller breaks off, the iterator given to the handler raises ``ConnectionLost``; a handler that stands at a
         ``yield`` is closed there instead (``GeneratorExit``). So what must be undone belongs into ``finally``; a handler
         that waits for something else is woken by ``Call.on_end``.
         """
 
-        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            try:
-                call = self._call(context, name, anonymous)
-                yield from self._joined(handler(call, self._incoming(requests, call)))
-                return
-            except FarflungError as error:
-                refused = error
-            abort(context, refused)
+        async def serve(requests: object, context: RpcContext) -> None:
+            async with self._call(context) as call:
+                stream = self._stream(call, context)
+
+                def talk() -> None:
+                    self._admit(call, name, anonymous)
+                    self._send_all(stream, handler(call, self._receive_all(stream)))
+
+                await call.on_thread(talk)
+
+        self._add(name, grpc.stream_stream_rpc_method_handler(serve))
+
+    def coroutine(self, name: str, handler: CoroutineHandler) -> None:
+        """Serve ``name`` for members with frames both ways, by a coroutine, so that thousands of sessions need no threads.
+
+        If the caller breaks off, the coroutine is cancelled.
+        """
+
+        async def serve(requests: object, context: RpcContext) -> None:
+            async with self._call(context) as call:
+                await call.on_thread(lambda: self._admit(call, name, anonymous=False))
+                await handler(call, self._stream(call, context))
 
         self._add(name, grpc.stream_stream_rpc_method_handler(serve))
 
@@ -195,13 +185,17 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         front = RpcFront(
             server, Path(self._folder.name), name, tls=tls, limits=_DOOR if self._door else FrontLimits(), log=self._log
         )
-        self._fronts.append(front)
-        add_port(self._server, front.inner, self._security, anonymous=anonymous)
+        self._fronts[front] = anonymous
         return f"{address.rpartition(':')[0]}:{server.getsockname()[1]}"
 
     def start(self) -> None:
-        """Begin to serve."""
-        self._server.start()
+        """Begin to serve.
+
+        Raises:
+            InputError: the sockets of the server can't be made.
+        """
+        self._loop = EventLoopThread()
+        self._server = self._loop.run(self._open())
         for front in self._fronts:
             front.start()
 
@@ -212,42 +206,76 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         """
         for front in self._fronts:
             front.refuse()
-        self._server.stop(grace).wait()
+        if self._loop is not None and self._server is not None:
+            self._loop.run(self._server.stop(grace))
         while self._fronts:
-            self._fronts.pop().close()
+            self._fronts.popitem()[0].close()
         self._threads.shutdown()
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = self._server = None
         if self._folder is not None:
             self._folder.cleanup()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._methods.get(handler_call_details.method)
 
+    async def _open(self) -> grpc.aio.Server:
+        most = _DOOR_PLACES if self._door else None
+        server = grpc.aio.server(handlers=[self], options=self._options, maximum_concurrent_rpcs=most)
+        for front, anonymous in self._fronts.items():
+            add_port(server, front.inner, self._security, anonymous=anonymous)
+        await server.start()
+        return server
+
     def _add(self, name: str, handler: Any) -> None:
         if RPC_PREFIX + name in self._methods:
             raise ValueError(f"method {name!r} is registered twice")
         self._methods[RPC_PREFIX + name] = handler
 
-    def _call(self, context: grpc.ServicerContext, method: str, anonymous: bool) -> Call:
-        caller = caller_of(context, insecure=isinstance(self._security, Insecure))
-        if caller is None and not anonymous:
-            raise SecurityError("this call is for members of the cluster; join with a ticket first")
-        if caller is not None:
-            self._check(caller, method, address_behind(str(context.peer())))
-            for front in self._fronts:
-                front.prove(str(context.peer()))
-        return Call(caller, context)
-
-    def _joined(self, frames: Iterator[Frame]) -> Iterator[bytes]:
-        for frame in frames:
-            yield join_frame(frame, self._limits)
-
-    def _incoming(self, requests: Iterator[bytes], call: Call) -> Iterator[Frame]:
-        name = call.caller.name if call.caller else call.address
+    @asynccontextmanager
+    async def _call(self, context: RpcContext) -> AsyncIterator[Call]:
+        """Yield the call; end it with the error of this program that is raised meanwhile."""
+        call: Call | None = None
         try:
-            for request in requests:
-                if not request:  # goodbye
-                    return
-                yield decode_frame(request, self._limits)
-        except grpc.RpcError as error:
-            raise ConnectionLost(f"lost {name}: the connection broke off") from error
-        raise ConnectionLost(f"lost {name}: the connection broke off")
+            caller = caller_of(context, insecure=isinstance(self._security, Insecure))
+            call = Call(caller, str(context.peer()), self._threads)
+            yield call
+        except FarflungError as error:
+            await abort(context, error)
+        finally:
+            if call is not None:
+                call.finish()
+
+    def _admit(self, call: Call, method: str, anonymous: bool) -> None:
+        """See that the caller may call ``method``; may wait for files.
+
+        Raises:
+            SecurityError: it may not.
+        """
+        if call.caller is None:
+            if not anonymous:
+                raise SecurityError("this call is for members of the cluster; join with a ticket first")
+            return
+        self._check(call.caller, method, call.address)
+        for front in self._fronts:
+            front.prove(call.peer)
+
+    def _stream(self, call: Call, context: RpcContext) -> FrameStream:
+        return FrameStream(context, self._limits, call.caller.name if call.caller else call.address)
+
+    def _send_all(self, stream: FrameStream, frames: Iterator[Frame]) -> None:
+        """Send ``frames``, on the thread of the call."""
+        assert self._loop is not None
+        try:
+            for frame in frames:
+                self._loop.run(stream.send(frame))
+        finally:
+            if isinstance(frames, Generator):
+                frames.close()
+
+    def _receive_all(self, stream: FrameStream) -> Iterator[Frame]:
+        """The caller's frames, for a thread."""
+        assert self._loop is not None
+        while (frame := self._loop.run(stream.receive())) is not None:
+            yield frame

@@ -1,0 +1,115 @@
+"""What a handler knows of the call that it serves, and the frames of a session."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+
+from farflung.errors import ConnectionLost
+from farflung.security import Caller
+from farflung.transports.rpc.channel import CallThreads
+from farflung.transports.rpc.front import address_behind
+from farflung.wire.frames import Frame, FrameLimits, decode_frame, encode_frame
+
+__all__ = ["Call", "FrameStream", "RpcContext", "join_frame"]
+
+T = TypeVar("T")
+#: What gRPC knows of a call; for the thread of the event loop only.
+RpcContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def join_frame(frame: Frame, limits: FrameLimits) -> bytes:
+    """``frame`` as one message (TLS checks integrity, so no checksums of sections).
+
+    Raises:
+        WireError: it passes the limits.
+    """
+    return b"".join(encode_frame(frame, checksum=False, limits=limits))
+
+
+class Call:
+    """Any thread may call."""
+
+    __slots__ = ("_actions", "_lock", "_threads", "active", "caller", "peer")
+
+    def __init__(self, caller: Caller | None, peer: str, threads: CallThreads) -> None:
+        """``peer``: the connection, as gRPC names it. ``threads``: of the server."""
+        #: Name and role from the caller's certificate; None before joining.
+        self.caller = caller
+        self.peer = peer
+        #: Whether somebody still waits for the answer.
+        self.active = True
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._actions: list[Callable[[], None]] = []
+
+    @property
+    def address(self) -> str:
+        """Where the call comes from, e.g. ``192.0.2.7:41522``."""
+        return address_behind(self.peer)
+
+    def on_end(self, action: Callable[[], None]) -> None:
+        """Run ``action`` when the call is over, however it ends; at once if it is over already.
+
+        It may run on the thread that serves all calls, so it must not wait.
+        """
+        with self._lock:
+            if self.active:
+                self._actions.append(action)
+                return
+        action()
+
+    def finish(self) -> None:
+        """The call is over: run the actions of ``on_end``."""
+        with self._lock:
+            self.active = False
+            actions, self._actions = self._actions, []
+        for action in actions:
+            action()
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which may wait: it runs on a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class FrameStream:
+    """The frames of a session, for coroutines: one that receives, and one that sends."""
+
+    def __init__(self, context: RpcContext, limits: FrameLimits, name: str) -> None:
+        """``name``: of the caller, for errors."""
+        self._context, self._limits, self._name = context, limits, name
+
+    async def receive(self) -> Frame | None:
+        """Return the next frame (None: the caller has said goodbye).
+
+        Raises:
+            ConnectionLost: the caller broke off.
+            WireError: the frame is malformed.
+        """
+        try:
+            message = await self._context.read()
+        except (grpc.aio.BaseError, asyncio.CancelledError) as error:  # gRPC cancels what waits for a call that is over
+            raise self._lost() from error
+        if not isinstance(message, bytes):  # EOF: gRPC alone can't tell an end from a death
+            raise self._lost()
+        return decode_frame(message, self._limits) if message else None
+
+    async def send(self, frame: Frame) -> None:
+        """Send ``frame``; waits while the caller does not read (back-pressure).
+
+        Raises:
+            ConnectionLost: the call is over.
+            WireError: the frame is too large.
+        """
+        message = join_frame(frame, self._limits)
+        try:
+            await self._context.write(message)
+        except grpc.aio.BaseError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost(f"lost {self._name}: the connection broke off")
