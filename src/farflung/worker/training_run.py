@@ -17,6 +17,7 @@ from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMess
 from farflung.messages.hybrid import SliceAnswer
 from farflung.messages.reports import Ended, Hashed, Noted, Prepared
 from farflung.messages.schema import Flag, UnsetType, kind_of
+from farflung.messages.serving import ServedBatch
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import check_samples
@@ -89,6 +90,13 @@ class TrainingRun(RunPart):
         if self._upload is not None:
             self._upload.begin()
         self._go.put(True)
+
+    def stop(self) -> None:
+        """See ``RunPart``."""
+        super().stop()
+        executor = self.executor
+        if executor is not None:
+            executor.inbox.poke()  # a served model waits for batches there
 
     def abort(self, error: BaseException, *, broker_knows: bool = False, keep: bool = True) -> None:
         """See ``RunPart``."""
@@ -297,6 +305,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan) -> RunSe
         checkpoint_step=command.checkpoint_step,
         checkpoint_committed=command.checkpoint_committed,
         secrets={} if isinstance(command.secrets, UnsetType) else command.secrets,
+        submitter=command.submitter,
     )
 
 
@@ -369,7 +378,7 @@ class _PeerMessages:
     def _takes(self, peer: str, message: RunMessage) -> bool:
         """Whether ``peer`` may send ``message`` to this run."""
         match message:
-            case Batch():
+            case Batch() | ServedBatch():
                 return peer == self._submitter
             case LentPiece() | LentEnd():
                 return self._needs(peer)
