@@ -19,14 +19,18 @@ def error_body(message: str, *, kind: str = "invalid_request_error", code: str |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one request. ``spell`` gives the text of tokens. ``shows``: whether it reports probabilities."""
+    """The answer to one request. ``spell`` gives the text of a token.
+
+    ``shows``: whether it reports probabilities; ``numbers``: and the numbers of tokens.
+    """
 
     kind: Literal["completion", "chat"]
     name: str
     created: int
     model: str
     shows: bool
-    spell: Callable[[Sequence[int]], str]
+    numbers: bool
+    spell: Callable[[int], str]
 
     def whole(self, choices: Sequence[Sequence[Piece]], prompt_tokens: int) -> dict[str, Any]:
         """All choices, each with all of its pieces."""
@@ -63,23 +67,24 @@ class Answer:
         cause = next((piece.cause for piece in pieces if piece.cause is not None), None)
         drawn = [piece.token for piece in pieces if piece.token is not None]
         shown = None if not self.shows or not drawn else self._lists(drawn) if self.kind == "completion" else self._items(drawn)
-        return {"index": index, **content, "logprobs": shown, "finish_reason": cause}
+        numbers = {"token_ids": [one.token for one in drawn]} if self.numbers else {}
+        return {"index": index, **content, **numbers, "logprobs": shown, "finish_reason": cause}
 
     def _lists(self, drawn: Sequence[TokenItem]) -> dict[str, Any]:
-        tokens = [self.spell([one.token]) for one in drawn]
+        tokens = [self.spell(one.token) for one in drawn]
         ends = [0]
         for token in tokens[:-1]:
             ends.append(ends[-1] + len(token))
         return {
             "tokens": tokens,
             "token_logprobs": [one.logprob for one in drawn],
-            "top_logprobs": [{self.spell([token]): chance for token, chance in one.likely} for one in drawn],
+            "top_logprobs": [{self.spell(token): chance for token, chance in one.likely} for one in drawn],
             "text_offset": ends,
         }
 
     def _items(self, drawn: Sequence[TokenItem]) -> dict[str, Any]:
         def item(token: int, chance: float) -> dict[str, Any]:
-            text = self.spell([token])
+            text = self.spell(token)
             return {"token": text, "logprob": chance, "bytes": list(text.encode())}
 
         found = [

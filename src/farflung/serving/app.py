@@ -234,7 +234,8 @@ class _Routes:
             created=int(wall_time()),
             model=api.model,
             shows=body.shown is not None,
-            spell=api.tokenizer.decode,
+            numbers=body.return_token_ids,
+            spell=api.tokenizer.spell,
         )
         read = sum(map(len, prompts))
         if body.stream:

@@ -52,14 +52,15 @@ class TextRequest(BaseModel):
     model: str
     temperature: Annotated[float, Field(ge=0.0, le=100.0, strict=False)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 1.0
-    #: Not of OpenAI, but of most servers.
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several), Field(max_length=16)] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
+    #: From here on: not of OpenAI, but of most servers.
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     ignore_eos: bool = False
+    return_token_ids: bool = False
 
     @property
     def reports_usage(self) -> bool:

@@ -30,7 +30,10 @@ class ServedTokenizer(Protocol):
         """
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``."""
+        """The text of ``tokens``, without special tokens."""
+
+    def spell(self, token: int) -> str:
+        """The text of one token, also of a special one."""
 
 
 class PlainTokenizer:
@@ -59,6 +62,10 @@ class PlainTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``ServedTokenizer``."""
         return self._tokenizer.decode(tokens)
+
+    def spell(self, token: int) -> str:
+        """See ``ServedTokenizer``."""
+        return self._tokenizer.decode([token])
 
 
 class FolderTokenizer:
@@ -95,6 +102,10 @@ class FolderTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``ServedTokenizer``."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def spell(self, token: int) -> str:
+        """See ``ServedTokenizer``."""
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
