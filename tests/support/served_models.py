@@ -94,7 +94,7 @@ def serving(cluster: Loopback, source: Path, options: ServingOptions = TWO, *, k
             service.start()
             service.wait_until_ready()
             thread.start()
-            with httpx.Client(base_url="http://127.0.0.1:%d" % listening.getsockname()[1], timeout=PATIENCE) as http:
+            with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=PATIENCE) as http:
                 yield ServedHere(http=http, service=service, said=said)
         finally:
             server.should_exit = True

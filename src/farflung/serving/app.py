@@ -7,6 +7,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -216,7 +217,7 @@ class _Routes:
                     Generation(
                         sequence=sequence,
                         tokenizer=api.tokenizer,
-                        listen=lambda piece, index=index: choices.put(index, piece),
+                        listen=partial(choices.put, index),
                         stops=tuple(body.stop),
                         ends=frozenset() if body.ignore_eos else api.tokenizer.ends,
                     )

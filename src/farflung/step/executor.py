@@ -62,7 +62,8 @@ class Executor:
         self._position = RunPosition(setup.first_step, self._context.inbox)
         self.stages = LocalStages(setup)
         self._evaluation = Evaluation(self._context, self.stages, self._position)
-        self._serving = Serving(self._context, self.stages) if setup.graph.serves else None
+        #: Of a served model, what ``run`` is for one that trains.
+        self.serving = Serving(self._context, self.stages) if setup.graph.serves else None
         self._parts, self._router = self._wire()
         #: Units of other workers that are verified here.
         self.verification = self._parts.verification
@@ -95,8 +96,8 @@ class Executor:
         copies.register(messages)
         if sync is not None:
             sync.register(messages)
-        if self._serving is not None:
-            messages.register(ServedBatch, self._serving.receive)
+        if self.serving is not None:
+            messages.register(ServedBatch, self.serving.receive)
         mode: TrainingMode
         if setup.job.plan.helpers:
             mode = StageServer(context, stages, vote, sums)
@@ -135,18 +136,12 @@ class Executor:
         self._parts.mode.open()
 
     def run(self) -> None:
-        """Run all steps, with evaluations and checkpoints where the job wants them; or serve the model until the run is stopped.
+        """Run all steps, with evaluations and checkpoints where the job wants them.
 
         Raises:
             TrainingError: the loss is not finite and the job says stop, or the run was aborted.
             FarflungError: what ``abort`` was given.
         """
-        if self._serving is not None:
-            self._serving.run()
-        else:
-            self._train()
-
-    def _train(self) -> None:
         setup, job, sync = self.setup, self.setup.job, self._parts.sync
         saved = (self.step if setup.checkpoint_step is None else setup.checkpoint_step) or -1
         if setup.keeps(self.step) and saved < self.step:
@@ -245,7 +240,7 @@ class Executor:
 
     def retained(self) -> list[StateCopy | RetainedStages]:
         """Return the states that this worker retains now that its part has ended (empty: training cannot continue from them)."""
-        if self._serving is not None:
+        if self.serving is not None:
             return []  # the next attempt reads the weights from their source
         if self._context.engine.lost:  # with the states; the copies of other workers' states lie in this process
             return [*self._parts.copies.retained()] if self._parts.commit.survives else []

@@ -91,13 +91,6 @@ class TrainingRun(RunPart):
             self._upload.begin()
         self._go.put(True)
 
-    def stop(self) -> None:
-        """See ``RunPart``."""
-        super().stop()
-        executor = self.executor
-        if executor is not None:
-            executor.inbox.poke()  # a served model waits for batches there
-
     def abort(self, error: BaseException, *, broker_knows: bool = False, keep: bool = True) -> None:
         """See ``RunPart``."""
         self._requests.end(error, broker_knows=broker_knows, keep=keep)
@@ -158,7 +151,7 @@ class TrainingRun(RunPart):
         if not self._go.get():
             self._requests.raise_if_ended()
             return
-        executor.run()
+        (executor.serving or executor).run()
         services = self._services
         _log_links(executor.setup.peers, services.links.endpoint.statistics(), services.log)
         services.log(f"run {self.run}: finished on this worker")

@@ -13,21 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
 __all__ = ["cached_attention"]
 
 
-def cached_attention(  # noqa: PLR0917 - the operator's arguments
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    scale: float,
-    window: int,
+def cached_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, *where: Any
 ) -> torch.Tensor:
     """Attend and return ``(1, heads, tokens, dims)``.
 
@@ -36,14 +30,14 @@ def cached_attention(  # noqa: PLR0917 - the operator's arguments
         key: ``(1, groups, tokens, dims)``; ``heads`` is a multiple of ``groups``.
         value: as ``key``.
         cache: ``(2, slots, groups, context, dims)``, keys and values; it is written to.
-        positions: ``(1, tokens)``; consecutive tokens of one slot have consecutive positions.
-        slots: ``(tokens,)``; -1 for padding.
-        scale: factor of the products.
-        window: how many positions a token sees, its own included (0: all).
+        where: positions, slots, scale and window. Positions are ``(1, tokens)``: consecutive tokens of one slot have consecutive
+            positions. Slots are ``(tokens,)``: -1 for padding. The scale is a factor of the products. The window says how many
+            positions a token sees, its own included (0: all).
 
     Raises:
         ValueError: the shapes do not fit, or a slot or position lies outside the cache.
     """
+    positions, slots, scale, window = where
     _check_shapes(query, key, value, cache, (positions, slots))
     found = torch.zeros_like(query, memory_format=torch.contiguous_format)
     if query.device.type == "meta":

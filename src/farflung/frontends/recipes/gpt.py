@@ -158,7 +158,7 @@ def _served(make: Callable[[], GPT], shape: CacheShape) -> Form:
         model = make().eval()
         for block in model.blocks:
             assert isinstance(block, Block)
-            block.attend = partial(attend, block)
+            block.attend = partial(attend, block)  # type: ignore[method-assign]
         return model
 
     def empty() -> GPT:

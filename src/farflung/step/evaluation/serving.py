@@ -8,6 +8,7 @@ tokens travel back. The caches are states of the graphs (``frontends.recipes.ser
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,8 @@ __all__ = ["Serving"]
 
 #: Batches that may wait on a worker; the serving process has fewer under way.
 _MOST_WAITING = 256
+#: How often a worker without a batch looks whether the run is stopped.
+_POLL_SECONDS = 0.2
 
 
 class Serving:
@@ -58,7 +61,7 @@ class Serving:
             if "logits" in outputs:  # also without draws: the serving process counts the batches that are under way
                 drawn = tuple(_drawn(draw, outputs["logits"][index]) for index, draw in enumerate(batch.draws))
                 answer = ServedTokens(run=setup.run, number=batch.number, drawn=drawn)
-                context.outbox.post(setup.submitter, OutgoingMessage(make=lambda answer=answer: answer, urgency=Urgency.CONTROL))
+                context.outbox.post(setup.submitter, OutgoingMessage(make=partial(_same, answer), urgency=Urgency.CONTROL))
 
     def receive(self, _: str, batch: ServedBatch) -> None:
         """Store a batch (transport thread).
@@ -72,13 +75,17 @@ class Serving:
 
     def _wait(self) -> ServedBatch | None:
         """Take the next batch (``None``: the run is stopped)."""
-        inbox, key, stops = self._context.inbox, _key(self._next), self._context.hooks.stop_requested
-        inbox.wait_until(lambda: inbox.holds([key]) or stops())
-        if not inbox.wait_for(key, 0):
-            return None
+        inbox, key = self._context.inbox, _key(self._next)
+        while not inbox.wait_for(key, _POLL_SECONDS):
+            if self._context.hooks.stop_requested():
+                return None
         self._next += 1
         found: ServedBatch = inbox.take(key)
         return found
+
+
+def _same(answer: ServedTokens) -> ServedTokens:
+    return answer
 
 
 def _key(number: int) -> tuple[str, int]:
