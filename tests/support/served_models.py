@@ -20,6 +20,7 @@ from farflung.serving.app import ServedApi, make_app
 from farflung.serving.model import ServingOptions, open_model
 from farflung.serving.server import listen
 from farflung.serving.service import Service
+from farflung.serving.tokenizers import ServedTokenizer
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback
 from tests.support.model_folders import save_model, save_tokenizer
@@ -36,6 +37,7 @@ class ServedHere:
 
     http: httpx.Client
     service: Service
+    tokenizer: ServedTokenizer
     said: list[str]
 
     def complete(self, prompt: str | list[int], most: int, **more: Any) -> dict[str, Any]:
@@ -87,7 +89,9 @@ def serving(cluster: Loopback, source: Path, options: ServingOptions = TWO, *, k
     with open_model(source, "tiny", options, data=source, say=said.append) as model, listen("127.0.0.1:0", key) as listening:
         send_weights(client, model.bundle)
         service = Service(client, model.bundle, model.settings, said.append)
-        api = ServedApi(model="tiny", context=model.context, tokenizer=model.tokenizer, service=service, key=key)
+        api = ServedApi(
+            model="tiny", context=model.context, vocabulary=model.vocabulary, tokenizer=model.tokenizer, service=service, key=key
+        )
         server = uvicorn.Server(uvicorn.Config(make_app(api), log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, args=([listening],), name="http-of-the-test")
         try:
@@ -95,7 +99,7 @@ def serving(cluster: Loopback, source: Path, options: ServingOptions = TWO, *, k
             service.wait_until_ready()
             thread.start()
             with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=PATIENCE) as http:
-                yield ServedHere(http=http, service=service, said=said)
+                yield ServedHere(http=http, service=service, tokenizer=model.tokenizer, said=said)
         finally:
             server.should_exit = True
             if thread.ident is not None:

@@ -37,10 +37,14 @@ Body = TypeVar("Body", bound=TextRequest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedApi:
-    """What the API answers from. ``context``: tokens of a request. ``key``: what clients send (empty: nothing)."""
+    """What the API answers from.
+
+    ``context``: tokens of a request. ``vocabulary``: tokens that the model knows. ``key``: what clients send (empty: nothing).
+    """
 
     model: str
     context: int
+    vocabulary: int
     tokenizer: ServedTokenizer
     service: Service
     key: str = ""
@@ -192,11 +196,13 @@ class _Routes:
 
     def _room(self, tokens: Sequence[int], most: int | None) -> int:
         """How many tokens may follow ``tokens``."""
-        context = self._api.context
+        api, context = self._api, self._api.context
         if not tokens:
             raise _Refused(400, error_body("the prompt is empty: send at least one token"))
-        if any(not 0 <= token < 2**31 for token in tokens):
-            raise _Refused(400, error_body("the prompt holds a negative or huge token: send tokens of the model's vocabulary"))
+        if (strange := next((token for token in tokens if not 0 <= token < api.vocabulary), None)) is not None:
+            raise _Refused(
+                400, error_body(f"the prompt holds token {strange}: the model knows those from 0 to {api.vocabulary - 1}")
+            )
         if len(tokens) + (most or 1) > context:
             asked = f"{len(tokens)} tokens of the prompt and {most or 1} of the answer"
             text = f"{asked} are more than the {context} of this server: shorten the prompt, or lower max_tokens"

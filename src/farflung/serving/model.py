@@ -30,8 +30,6 @@ __all__ = ["ServedModel", "ServingOptions", "open_model"]
 
 #: Positions of a request unless the caller says otherwise, if the model has as many.
 _CONTEXT = 2048
-#: Tokens of the smallest graph: with one token, PyTorch captures other operators.
-_LEAST = 2
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 #: Worker losses in a row; a server has no steps that could count between them.
 _RECOVERIES = 1_000_000
@@ -61,15 +59,15 @@ class ServingOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.slots <= 1024:
             raise InputError(f"--slots must be from 1 to 1024, got {self.slots}")
-        if not _LEAST <= self.chunk <= 8192:
-            raise InputError(f"--chunk must be from {_LEAST} to 8192, got {self.chunk}")
-        if self.context and self.context < _LEAST:
+        if not 1 <= self.chunk <= 8192:
+            raise InputError(f"--chunk must be from 1 to 8192, got {self.chunk}")
+        if self.context < 0 or self.context == 1:
             raise InputError(f"--context must be 2 or more, or 0 for that of the model, got {self.context}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens in the rows of the graphs, ascending."""
-        return tuple(sorted({_LEAST, min(max(self.slots, _LEAST), self.chunk), self.chunk}))
+        return tuple(sorted({1, min(self.slots, self.chunk), self.chunk}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +79,12 @@ class ServedModel:
     tokenizer: ServedTokenizer
     context: int
     settings: Settings
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        graph = self.bundle.graph
+        return graph.spec(graph.result).shape[-1]
 
 
 @contextmanager
@@ -105,7 +109,7 @@ def open_model(
     """
     if (source / "config.json").is_file():
         folder = str(source.resolve())
-        spec = ModelSpec(recipe="hf", args={"folder": folder, "sequence": _LEAST, "dtype": options.dtype})
+        spec = ModelSpec(recipe="hf", args={"folder": folder, "sequence": 2, "dtype": options.dtype})
         recipe = load_recipe(spec.recipe, spec.args)
         if recipe.weights is None:
             raise InputError(f"{source} has no weights: it needs model.safetensors, or model.safetensors.index.json")

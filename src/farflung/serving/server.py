@@ -58,7 +58,14 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
     try:
         service.start()
         service.wait_until_ready()
-        api = ServedApi(model=model.name, context=model.context, tokenizer=model.tokenizer, service=service, key=key)
+        api = ServedApi(
+            model=model.name,
+            context=model.context,
+            vocabulary=model.vocabulary,
+            tokenizer=model.tokenizer,
+            service=service,
+            key=key,
+        )
         config = uvicorn.Config(
             make_app(api), log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
         )

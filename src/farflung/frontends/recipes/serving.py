@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from farflung.errors import InputError
 from farflung.frontends.recipes.base import CacheShape, Form
+from farflung.frontends.torch.opaque import opaque_calls
 
 __all__ = ["attend", "library_run", "serving_form", "use_library_attention"]
 
@@ -95,7 +96,7 @@ def with_caches(model: nn.Module, shape: CacheShape, run: Callable[..., Any]) ->
         InputError: the model has no such layer, or it can't be found out.
     """
     found: dict[nn.Module, tuple[int, int, torch.dtype]] = {}
-    with torch.device("meta"), torch.no_grad():
+    with torch.device("meta"), torch.no_grad(), opaque_calls():
         whole = torch.zeros(1, 2, dtype=torch.int64)
         with _row(_Row(positions=whole, slots=whole[0], found=found)):
             run(model, whole, whole, whole[0])

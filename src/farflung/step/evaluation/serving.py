@@ -28,6 +28,8 @@ __all__ = ["Serving"]
 
 #: Batches that may wait on a worker; the serving process has fewer under way.
 _MOST_WAITING = 256
+#: In place of infinite logits.
+_WIDE = 1e30
 #: How often a worker without a batch looks whether the run is stopped.
 _POLL_SECONDS = 0.2
 
@@ -114,7 +116,7 @@ def _feed(batch: ServedBatch, opened: ForwardGraph) -> Mapping[str, Array]:
 
 
 def _drawn(draw: DrawItem, row: Array) -> TokenItem:
-    logits = row.astype(np.float64)
+    logits = np.nan_to_num(row.astype(np.float64), nan=-_WIDE, posinf=_WIDE, neginf=-_WIDE)  # JSON has only finite numbers
     random = np.random.default_rng(derive_seed("serve", draw.seed, draw.index))
     token = draw_token(logits, random, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
     chances = log_probabilities(logits)
