@@ -115,7 +115,8 @@ def _save(folder: Path, settings: ServingSettings) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = GPT2LMHeadModel(config).eval()
+    model: Any = GPT2LMHeadModel(config)
+    model.eval()
     with torch.no_grad():  # with the usual small weights all positions have nearly the same likeliest token
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -20,7 +20,6 @@ from farflung.serving.app import ServedApi, make_app
 from farflung.serving.model import ServingOptions, open_model
 from farflung.serving.server import listen
 from farflung.serving.service import Service
-from farflung.serving.tokenizers import ServedTokenizer
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback
 from tests.support.model_folders import save_model, save_tokenizer
@@ -37,7 +36,6 @@ class ServedHere:
 
     http: httpx.Client
     service: Service
-    tokenizer: ServedTokenizer
     said: list[str]
 
     def complete(self, prompt: str | list[int], most: int, **more: Any) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def serving(cluster: Loopback, source: Path, options: ServingOptions = TWO, *, k
             service.wait_until_ready()
             thread.start()
             with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=PATIENCE) as http:
-                yield ServedHere(http=http, service=service, tokenizer=model.tokenizer, said=said)
+                yield ServedHere(http=http, service=service, said=said)
         finally:
             server.should_exit = True
             if thread.ident is not None:

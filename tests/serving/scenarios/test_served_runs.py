@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from farflung.cli.main import main
-from tests.cli.runs.test_generate import checkpoint
 from tests.support.command_processes import Program
 from tests.support.loopback import Loopback
 from tests.support.served_models import save_served, serving
+from tests.support.written_checkpoints import checkpoint
 
 
 def greedy_bytes(module: torch.nn.Module, prompt: str, count: int) -> list[int]:
