@@ -104,7 +104,7 @@ check-torch: env
 	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/farflung.pth" && \
 	  "$$folder/venv/bin/python" -m pip install -q --no-deps torch==$(TORCH_VERSION) && \
 	  $(BIN)/python scripts/torch_stubs.py "$$site" "$$folder/stubs" && \
-	  PYTHONPATH=src LD_LIBRARY_PATH="$$folder/stubs" OMP_NUM_THREADS=1 "$$folder/venv/bin/python" -m pytest -q $(TESTS)
+	  PYTHONPATH="$(abspath src)" LD_LIBRARY_PATH="$$folder/stubs" OMP_NUM_THREADS=1 "$$folder/venv/bin/python" -m pytest -q $(TESTS)
 
 # -- dependencies: what a broker needs, and what a worker needs -----------------------------------------------------------
 # The tools have an environment of their own: farflung and its tests need none of them.

@@ -11,7 +11,7 @@ from farflung.errors import MemoryExceeded
 from farflung.memory_budget import MemoryBudget
 
 FULL = (
-    r"^a frame needs 60 B, and 50 B of the 100 B that this process may use for what it receives and sends are in use: "
+    r"^a frame needs 60 B, and 50 B of the 100 B that this process may use are in use: "
     r"offer more memory \(--memory\)$"
 )
 

@@ -1,14 +1,15 @@
-"""One budget of memory per process: transports, decoders and codecs reserve bytes before they take them.
+"""One budget of memory per process: transports, decoders, codecs and initializers reserve bytes before they take them.
 
 What arrives from others takes memory before anybody knows whether it is of use. So the sum of all such buffers is counted, and
 refused where it would exceed what the machine's owner offers. Memory of arrays counts until Python's collector has released it.
+The process that computes an attempt has a budget of its own, of the same size, for states and their initializers.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from farflung.clock import monotonic
@@ -16,6 +17,9 @@ from farflung.errors import MemoryExceeded
 from farflung.units import Bytes
 
 __all__ = ["MemoryBudget"]
+
+#: Seconds for which whoever decodes or encodes is held back until others release memory.
+_HOLD = 10.0
 
 
 class MemoryBudget:
@@ -52,7 +56,7 @@ class MemoryBudget:
             if not self._fits(nbytes):
                 raise MemoryExceeded(
                     f"{what} needs {Bytes(nbytes)}, and {Bytes(self._used)} of the {Bytes(self.total or 0)} that this process "
-                    "may use for what it receives and sends are in use: offer more memory (--memory)"
+                    "may use are in use: offer more memory (--memory)"
                 )
             self._used += nbytes
             self._peak = max(self._peak, self._used)
@@ -64,8 +68,8 @@ class MemoryBudget:
             self._changed.notify_all()
 
     @contextmanager
-    def reserved(self, nbytes: int, what: str, *, wait: float = 0.0) -> Iterator[None]:
-        """Reserve ``nbytes`` inside the block.
+    def reserved(self, nbytes: int, what: str, *, wait: float = _HOLD) -> Iterator[None]:
+        """Reserve ``nbytes`` inside the block; ``wait`` as in ``reserve``.
 
         Raises:
             MemoryExceeded: as ``reserve``.
@@ -75,6 +79,23 @@ class MemoryBudget:
             yield
         finally:
             self.release(nbytes)
+
+    @contextmanager
+    def transferred(self, nbytes: int, what: str) -> Iterator[Callable[[object], None]]:
+        """Reserve ``nbytes`` for an object that the block makes, and that it passes to the function given: they count with it.
+
+        Raises:
+            MemoryExceeded: as ``reserve``.
+        """
+        owners: list[object] = []
+        self.reserve(nbytes, what, wait=_HOLD)
+        try:
+            yield owners.append
+        finally:
+            if owners:
+                self.release_with(owners[0], nbytes)
+            else:
+                self.release(nbytes)
 
     def release_with(self, holder: object, nbytes: int) -> None:
         """Give ``nbytes`` back when ``holder``, whose memory was reserved, is collected."""

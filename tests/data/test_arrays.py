@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,17 @@ def test_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "set" / "inputs").mkdir(parents=True)
     with pytest.raises(DataError, match=r"data 'set/inputs\.npy' is not on this machine"):
         opened(tmp_path).check()
+
+
+@pytest.mark.parametrize("name", ["inputs.npy", "inputs/1.npy"])
+def test_a_pipe_among_the_arrays_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "set" / name
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    with pytest.raises(
+        DataError, match=rf"data 'set/inputs.npy': .*{name} is a pipe, a socket or a device, not a file: remove it"
+    ):
+        opened(tmp_path).check(["inputs"])
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_missing_workers_are_an_array_and_the_newest_are_cancelled(tmp_path: Pat
     found.scale(4, lambda: "farflung1-secret")
     (words,) = called(calls, "sbatch")
     assert {"--array=0-1", "--partition=gpu", "--signal=TERM@90", "--parsable"} <= set(words)
+    assert f"--output={folder}/slurm/%A_%a.log" in words, "else Slurm leaves files where the person works"
     script = (tmp_path / "calls.script").read_text()
     assert "join --memory '1 GB' @" in script
     assert "farflung1-" not in script + "".join(words)
@@ -126,7 +127,8 @@ def test_from_up_to_a_finished_job_and_a_preemption_drains(tmp_path: Path, monke
         assert "lab: 3 of 4 workers joined; 1 waits for a machine" in person.call("scale", "lab", "4")
         assert "joined the broker" in person.call("logs", "lab.toml")
         assert "lab: 2 of 2 workers joined" in person.call("scale", "lab", "2")
-        subprocess.run(["sbatch", "--partition=high", "--nodes=3", "--wrap", "sleep 1"], check=True, capture_output=True)
+        urgent = ["sbatch", "--partition=high", "--nodes=3", f"--output={tmp_path}/urgent.log", "--wrap", "sleep 1"]
+        subprocess.run(urgent, check=True, capture_output=True)
         found = SlurmProvider(make_cluster({"name": "lab", "provider": "slurm"}), folder)
         until(lambda: {one.state for one in found.processes() if one.name != "broker"} == {ProcessState.ENDED})
         for process in found.processes():

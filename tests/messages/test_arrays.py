@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from farflung.codecs import get_codec
 from farflung.engines.base import Array
-from farflung.errors import WireError
+from farflung.errors import CodecError, MemoryExceeded, WireError
 from farflung.graph.ir import TensorSpec
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader, ArrayItem
-from farflung.messages.arrays import all_arrays, decode_array, decode_exact, pack_arrays, packed_arrays
+from farflung.messages.arrays import PackedArray, all_arrays, decode_array, decode_exact, encode_array, pack_arrays, packed_arrays
 from farflung.messages.data import LayerExchange
 from tests.support.sent_messages import sent
 
@@ -35,6 +36,30 @@ def test_they_come_back_through_bytes(sizes: list[int | None], codec: str | None
             back = decode_array(one, limit=4 * 40)
             assert (back.shape, back.dtype) == (array.shape, array.dtype)
             assert codec not in (None, "identity") or np.array_equal(back, array)
+
+
+@pytest.mark.parametrize("codec", ["identity", "int8", "topk"])
+def test_what_a_codec_decodes_counts_until_nobody_has_it(codec: str) -> None:
+    array, budget = np.ones((5, 40), np.float32), MemoryBudget(1000)
+    one = encode_array(array, get_codec(codec))
+    back = decode_array(one, 800, budget)
+    view = back[1:]
+    del back
+    assert budget.used == 800, "a view has it"
+    with pytest.raises(
+        MemoryExceeded, match=r"^a decoded value needs 800 B, and 0 B of the 700 B that this process may use are in"
+    ):
+        decode_array(one, 800, MemoryBudget(700))
+    del view
+    assert budget.used == 0
+
+
+def test_a_payload_that_can_not_be_decoded_leaves_the_budget_as_it_was() -> None:
+    budget = MemoryBudget(1000)
+    one = encode_array(np.ones(100, np.float32), get_codec("int8"))
+    with pytest.raises(CodecError):
+        decode_array(PackedArray(one.array, one.payload, one.sections[:-1]), 800, budget)
+    assert budget.used == 0
 
 
 def test_an_array_too_many_is_refused() -> None:

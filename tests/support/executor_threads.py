@@ -337,6 +337,9 @@ class Hooks:
     def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         self._ran.copies[step, self._device, device] = pack(states, optimizer)
 
+    def on_copied(self, step: int, hashes: Mapping[str, str]) -> None:
+        return
+
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         self._ran.evaluations[step] = dict(outputs)
 

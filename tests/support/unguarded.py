@@ -1,28 +1,31 @@
-"""Workers whose engine has no checks of arguments, so that an operator can crash for real, as one that nobody knows would."""
+"""Programs with changed modules: without checks of arguments, an operator can crash for real, as one that nobody knows would."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from farflung.graph.ir import DTypeArg, Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, ValueRef
 
-#: Python runs this at its start where it lies on PYTHONPATH.
+#: Python runs this at its start where it lies on PYTHONPATH: code that runs in modules after they are loaded.
 _START = """
 import importlib.abc, importlib.machinery, sys
 
-class Unguard(importlib.abc.MetaPathFinder):
+CHANGES = {changes!r}
+
+class Change(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "farflung.engines.torch.guards":
+        if name not in CHANGES:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         load = spec.loader.exec_module
         def exec_module(module):
             load(module)
-            del module._CHECKS["aten.div.Tensor_mode"]
+            exec(CHANGES[name], module.__dict__)
         spec.loader.exec_module = exec_module
         return spec
 
-sys.meta_path.insert(0, Unguard())
+sys.meta_path.insert(0, Change())
 """
 _LEAST = -(1 << 63)
 SCALAR, ROW, WHOLE = (
@@ -33,9 +36,14 @@ SCALAR, ROW, WHOLE = (
 
 
 def without_guards(place: Path) -> str:
-    """A folder for PYTHONPATH."""
+    """A folder for PYTHONPATH: no guard of a division whose result does not fit."""
+    return with_changes(place, {"farflung.engines.torch.guards": 'del _CHECKS["aten.div.Tensor_mode"]'})
+
+
+def with_changes(place: Path, changes: Mapping[str, str]) -> str:
+    """A folder for PYTHONPATH. ``changes``: module -> what runs in it after it is loaded."""
     place.mkdir(exist_ok=True)
-    (place / "sitecustomize.py").write_text(_START)
+    (place / "sitecustomize.py").write_text(_START.format(changes=dict(changes)))
     return str(place)
 
 

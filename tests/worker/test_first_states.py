@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, WireError
@@ -15,7 +16,8 @@ from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
 from farflung.messages.data import LentEnd, LentPiece
 from farflung.step.inbox import Inbox
-from farflung.worker.first_states import StateFetch
+from farflung.step.stages.state_hashes import state_hashes
+from farflung.worker.first_states import _MORE_TENSORS, _TENSORS, StateFetch
 from farflung.worker.retained_states import Continuation, RetainedStates
 from tests.support.futures import PATIENCE, later
 from tests.support.quiet import until
@@ -37,9 +39,9 @@ def pieces(found: Mapping[str, Array]) -> list[LentPiece]:
 class Fetching:
     """A part that waits for all its states from the peer ``b``."""
 
-    def __init__(self) -> None:
+    def __init__(self, hashes: Mapping[str, str] | None = None) -> None:
         self.inbox, self.asked = Inbox(), list[str]()
-        start = LiveStart(step=7, committed=7, decision=None, moves={"b": tuple(NAMES)})
+        start = LiveStart(step=7, committed=7, decision=None, moves={"b": tuple(NAMES)}, hashes=dict(hashes or {}))
         self.fetch = StateFetch(Continuation(start), "r", 2, RetainedStates())
         endpoint: Any = SimpleNamespace(post=lambda peer, frame, urgency: self.asked.append(peer))
         self.done = later(lambda: self.fetch.fetch(SETUP, endpoint, self.inbox))
@@ -79,3 +81,31 @@ def test_a_peer_sends_no_more_than_the_states_can_have() -> None:
     fetching.inbox.abort(WireError("over"))
     with pytest.raises(WireError, match="over"):
         fetching.done.result(PATIENCE)
+
+
+def test_a_peer_sends_no_more_pieces_than_the_states_can_have() -> None:
+    fetching = Fetching()
+    (empty,) = pieces({next(iter(NAMES)): np.zeros(0, np.float32)})
+    most = _MORE_TENSORS + _TENSORS * len(NAMES)
+    for _ in range(most):
+        fetching.fetch.receive("b", replace(empty, last=False), fetching.inbox)
+    with pytest.raises(WireError, match=rf"b sends more than {most} pieces of states, which is more than those have"):
+        fetching.fetch.receive("b", empty, fetching.inbox)
+    fetching.inbox.abort(WireError("over"))
+    with pytest.raises(WireError, match="over"):
+        fetching.done.result(PATIENCE)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_copy_is_compared_with_the_hash_of_its_owner(*, honest: bool) -> None:
+    right = arrays()
+    fetching = Fetching(state_hashes(right))
+    for piece in pieces(right if honest else {**right, NAMES[0]: right[NAMES[0]] + 1}):
+        fetching.fetch.receive("b", piece, fetching.inbox)
+    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+    if honest:
+        fetching.done.result(PATIENCE)
+        return
+    with pytest.raises(WireError, match=f"the copy of '{NAMES[0]}' that b sends is not what its owner computed") as caught:
+        fetching.done.result(PATIENCE)
+    assert caught.value.blames == "b"

@@ -106,3 +106,20 @@ def test_a_peer_is_sent_the_states_of_an_attempt_once() -> None:
         retained.lend(endpoint, "b", wanted)
     retained.join()
     assert posted == ["lent-end"]
+
+
+def test_a_name_that_is_requested_several_times_is_read_once() -> None:
+    read: list[str] = []
+
+    class Counting(Held):
+        def read(self, states: Collection[str]) -> Mapping[str, Array]:
+            read.extend(states)
+            return {}
+
+    retained, wanted = RetainedStates(), StatesWanted(run="r/2", base="r", attempt=2, names=("a",) * 1000)
+    retained.store("r", Counting(7, "a"))
+    retained.settle("r", 2, Continuation(LiveStart(step=7, committed=7, decision=None, moves={})), ["b"])
+    endpoint: Any = SimpleNamespace(post=lambda peer, frame, urgency: None)
+    retained.lend(endpoint, "b", wanted)
+    retained.join()
+    assert read == ["a"]

@@ -204,5 +204,8 @@ class _Hooks(LocalHooks):
     def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         return  # all workers are this process
 
+    def on_copied(self, step: int, hashes: Mapping[str, str]) -> None:
+        return  # as above
+
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         self._progress.evaluation(step, outputs)

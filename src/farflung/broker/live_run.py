@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 
@@ -14,12 +13,12 @@ from farflung.broker.planning.planned import Planned
 from farflung.broker.progress import Progress
 from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
+from farflung.broker.records.metrics_file import MetricsFile
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.cluster import Topology
-from farflung.errors import DataError
 from farflung.job import JobSpec
 from farflung.messages.commands import AttemptMessage
 from farflung.messages.conversions.step_reports import StepReport
@@ -98,6 +97,10 @@ class WorkerFacts:
     waits: dict[str, WaitingWorker] = field(default_factory=dict)
     #: worker -> states that it retains since the last loss
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
+    #: step -> state -> hash of the newest copies, as the workers that computed them report; the last reports come last.
+    copied: dict[int, dict[str, str]] = field(default_factory=dict)
+    #: Workers that others blame for what they sent: their copies are not used.
+    blamed: set[str] = field(default_factory=set)
     #: Reports of steps that a dead worker may not have reported.
     step_reports: list[StepReport] = field(default_factory=list)
     #: States after this step are not trusted, so the next attempt begins with a checkpoint from before (None: all are trusted).
@@ -111,18 +114,11 @@ class RunRecords:
 
     def __init__(self, store: RunStore, *, lines: int = 0) -> None:
         """``lines``: the number of records in the metrics file."""
-
-        def older(first: int, end: int) -> list[str]:
-            try:
-                with store.folder.metrics.open(encoding="utf-8", errors="replace") as file:
-                    return list(islice(file, first, end))
-            except OSError as error:
-                raise DataError(f"cannot read {store.folder.metrics}: {error.strerror}") from None
-
-        self.log = RunLog(older, records=lines)
+        metrics = MetricsFile(store.folder, self._warn, lines=lines)
+        self.log = RunLog(metrics.older, records=lines)
         self.latest = LatestRecords()
         #: Records wait here while the disk is full.
-        self.unwritten: Backlog[Record | RelayedRecord | AttemptRecord] = Backlog(store.folder.append, self._warn)
+        self.unwritten: Backlog[Record | RelayedRecord | AttemptRecord] = Backlog(metrics.append, self._warn)
 
     def _warn(self, text: str) -> None:
         self.log.mark(Note(text=f"warning: {text}"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
 from farflung.broker.progress import Progress
 from farflung.broker.run_table import RunTable
 from farflung.clock import MonotonicClock
+from farflung.errors import FarflungError
+from farflung.messages.submission import Bundle
 from farflung.protocol.events import Event, MemberSpoilt, RunAdvanced
 from farflung.telemetry.records import Record, RelayedRecord, StepRecord
 from farflung.units import Bytes
@@ -34,6 +37,8 @@ class RunRecorder:
             DataError: the metrics file cannot be written.
         """
         live.records.unwritten.put(record)
+        if (bundle := live.submission.bundle) is not None and not live.store.folder.job.exists():
+            _write_documents(live, bundle)
         with self._runs.changed:
             live.records.latest.take(record)
         self._notices.record(live, record.to_line())
@@ -52,3 +57,11 @@ class RunRecorder:
         live.records.unwritten.put(record)
         text = f"{record.relay} relayed {Bytes(record.nbytes)} from {record.source} to {record.target}"
         self._notices.operator_of(run, text, detail=True)
+
+
+def _write_documents(live: LiveRun, bundle: Bundle) -> None:
+    """Write the documents of a run again whose folder was deleted."""
+    with suppress(FarflungError):  # a full disk: the next record tries again
+        live.store.write_bundle(bundle)
+        if live.planned is not None:
+            live.store.write_plan(live.planned.plan, live.planned.topology.to_json())

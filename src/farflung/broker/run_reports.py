@@ -21,11 +21,13 @@ from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.clock import monotonic
 from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
+from farflung.graph.cut import cut
 from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
 from farflung.messages.conversions.retained_states import retained_states_of
 from farflung.messages.conversions.step_reports import StepReport, report_of, trace_of
 from farflung.messages.reports import (
+    CopyHashed,
     Dropped,
     Ended,
     Evaluated,
@@ -57,6 +59,10 @@ from farflung.telemetry.trace import Span
 from farflung.units import BytesPerSecond
 
 __all__ = ["RunReports"]
+
+
+#: Copy intervals whose hashes are remembered: workers have at most two.
+_MOST_COPIES = 4
 
 
 class _Part(NamedTuple):
@@ -92,6 +98,7 @@ class RunReports:
         router.register(Helping, self._helping)
         router.register(Stepped, self._stepped)
         router.register(Hashed, self._hashed)
+        router.register(CopyHashed, self._copied)
         router.register(Waits, self._waits)
         router.register(Evaluated, self._evaluated)
         router.register(Traced, self._traced)
@@ -131,6 +138,9 @@ class RunReports:
 
     def _failed(self, part: _Part, message: Failed) -> None:
         kind = message.kind if message.kind in errors.__all__ else "TrainingError"
+        if message.blames:
+            with self.runs.changed:
+                part.live.workers.blamed.add(message.blames)
         event = RunFailed(
             run=part.live.run,
             name=part.name,
@@ -184,6 +194,20 @@ class RunReports:
         if of != part.name and not (stages and all(part.name in devices for devices in stages)):
             raise WireError(f"{part.name} is no replica of {of!r:.80}, and hashes its share of a checkpoint")
         part.live.store.hashes.report((message.attempt, message.step), part.name, of, message.sha256)
+
+    def _copied(self, part: _Part, message: CopyHashed) -> None:
+        planned, bundle = part.live.planned, part.live.submission.bundle
+        if planned is None or bundle is None:
+            return
+        pieces = cut(bundle.graph, planned.plan.bounds)
+        own = {name for stage in planned.plan.stages_of(part.name) for name in pieces[stage.index].states}
+        if not message.hashes.keys() <= own:
+            raise WireError(f"{part.name} hashes the state {min(message.hashes.keys() - own)!r:.80}, which it does not compute")
+        with self.runs.changed:
+            copied = part.live.workers.copied
+            copied[message.step] = {**copied.pop(message.step, {}), **message.hashes}
+            for old in list(copied)[:-_MOST_COPIES]:
+                del copied[old]
 
     def _waits(self, part: _Part, message: Waits) -> None:
         with self.runs.changed:

@@ -173,6 +173,9 @@ class LocalHooks:
     def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Compare nothing."""
 
+    def on_copied(self, step: int, hashes: Mapping[str, str]) -> None:
+        """Compare nothing."""
+
     def on_text(self, tokens: Sequence[int]) -> None:
         """Drop the text."""
 

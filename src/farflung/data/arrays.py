@@ -95,13 +95,13 @@ class ArraySource:
             candidates = [folder / f"{field}.npy"]
             if not candidates[0].is_file() and (folder / field).is_dir():
                 candidates = sorted((folder / field).glob("*.npy"))
+        inside(candidates, name, self._place)
         if not candidates or not candidates[0].is_file():
             looked = candidates[0] if candidates else folder / field
             raise DataError(
                 f"data {name!r} is not on this machine (looked at {looked}): copy it there, "
                 "or start the worker with farflung join --data FOLDER"
             )
-        inside(candidates, name, self._place)
         return candidates
 
     def _parts(self, field: str) -> list[NDArray[Any]]:

@@ -17,6 +17,7 @@ from farflung.engines.devices import ComputeDevice
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
+from farflung.memory_budget import MemoryBudget
 
 __all__ = [
     "Array",
@@ -47,6 +48,7 @@ class EngineSettings:
 
     ``training=False`` is for evaluation and generation: no gradients, no update, states stay as they are.
     ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
+    ``budget``: of the process that computes; states and what their initializers need at a time come from it.
     """
 
     device: str = "cpu"
@@ -56,6 +58,7 @@ class EngineSettings:
     split_backward: bool = False
     training: bool = True
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    budget: MemoryBudget = field(default_factory=MemoryBudget, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ from farflung.transports.rpc import RpcClient
 from farflung.wire.arrays import Array, ArrayMeta, pack, unpack
 from farflung.wire.frames import Frame
 
-__all__ = ["fetch_states", "join_pieces", "tensor_pieces", "upload_frames"]
+__all__ = ["PIECE_BYTES", "fetch_states", "join_pieces", "tensor_pieces", "upload_frames"]
 
-_PIECE = 4 << 20
+#: Bytes of a piece of a tensor, except of its last one.
+PIECE_BYTES = 4 << 20
 _MAX_TENSOR = 64 << 30
 
 
@@ -27,9 +28,9 @@ def tensor_pieces(arrays: Iterable[tuple[str, Array]]) -> Iterator[TensorPiece]:
     """Return messages that carry ``arrays`` by name."""
     for name, array in arrays:
         meta, buffer = pack(np.ascontiguousarray(array).reshape(array.shape))
-        count = max(1, -(-buffer.nbytes // _PIECE))
+        count = max(1, -(-buffer.nbytes // PIECE_BYTES))
         for index in range(count):
-            piece = buffer[index * _PIECE : (index + 1) * _PIECE]
+            piece = buffer[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
             yield TensorPiece(name=name, array=ArrayHeader.of(meta), last=index == count - 1, sections=(piece,))
 
 
@@ -80,6 +81,6 @@ def upload_frames(head: WeightsUpload | ShardUpload, blocks: Iterable[bytes | me
     yield encode(head)
     for block in blocks:
         view = memoryview(block).cast("B")
-        for start in range(0, view.nbytes, _PIECE):
-            yield encode(UploadPiece(sections=(view[start : start + _PIECE],)))
+        for start in range(0, view.nbytes, PIECE_BYTES):
+            yield encode(UploadPiece(sections=(view[start : start + PIECE_BYTES],)))
     yield encode(UploadEnd())

@@ -9,10 +9,11 @@ from farflung.codecs import decode_payload
 from farflung.codecs.base import Codec, Payload
 from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader, ArrayItem, PayloadHeader
 from farflung.messages.data import ArraysMessage
 from farflung.messages.schema import UNSET, Sections, UnsetType, kind_of
-from farflung.wire.arrays import Array, compact, pack, restore, unpack
+from farflung.wire.arrays import DTYPES, Array, compact, pack, restore, unpack
 
 __all__ = [
     "FLOATING",
@@ -55,20 +56,32 @@ def encode_array(array: Array, codec: Codec | None) -> PackedArray:
     return PackedArray(ArrayHeader.of(meta), payload.to_header(), tuple(payload.sections))
 
 
-def decode_array(packed: PackedArray, limit: int) -> Array:
-    """Return what ``encode_array`` packed.
+def decode_array(packed: PackedArray, limit: int, budget: MemoryBudget | None = None) -> Array:
+    """Return what ``encode_array`` packed. What a codec decodes takes memory from ``budget``; other arrays lie in their frame.
 
     Raises:
         WireError: header and sections do not belong together, or the array is larger than ``limit`` bytes.
         CodecError: the payload is malformed.
+        MemoryExceeded: ``budget`` has no room.
     """
     meta, sections = packed.array.meta, packed.sections
     if packed.payload is not UNSET:
-        decoded = decode_payload(Payload.from_header(packed.payload, sections, limit))
+        payload = Payload.from_header(packed.payload, sections, limit)
+        nbytes = payload.numel * DTYPES[payload.dtype].itemsize
+        with (budget or MemoryBudget()).transferred(nbytes, "a decoded value") as owns:
+            decoded = decode_payload(payload)
+            owns(_owner(decoded))
         return restore(meta, decoded.reshape(-1), limit)
     if len(sections) != 1:
         raise WireError(f"an uncompressed value has one section, this one has {len(sections)}")
     return unpack(meta, sections[0], limit)
+
+
+def _owner(array: Array) -> Array:
+    """Return the array whose memory ``array`` shows: views of views refer to it alone."""
+    while isinstance(array.base, type(array)):
+        array = array.base
+    return array
 
 
 def pack_arrays(head: Callable[..., ArraysT], arrays: Sequence[Array | None], codec: Codec | None) -> ArraysT:
@@ -121,12 +134,15 @@ def all_arrays(message: ArraysMessage, count: int) -> list[PackedArray | None]:
     return packed_arrays(message, count)
 
 
-def decode_exact(packed: Sequence[PackedArray | None], specs: Sequence[TensorSpec], names: Sequence[str]) -> list[Array | None]:
+def decode_exact(
+    packed: Sequence[PackedArray | None], specs: Sequence[TensorSpec], names: Sequence[str], budget: MemoryBudget | None = None
+) -> list[Array | None]:
     """Return arrays of exactly ``specs``, some of them missing. Shapes and types are checked before memory is taken.
 
     Raises:
         WireError: one is another array; the text says its name.
         CodecError: a payload is malformed.
+        MemoryExceeded: ``budget`` has no room.
     """
     found: list[Array | None] = []
     for one, spec, name in zip(packed, specs, names, strict=True):
@@ -136,5 +152,5 @@ def decode_exact(packed: Sequence[PackedArray | None], specs: Sequence[TensorSpe
         sent = one.array
         if sent.shape != spec.shape or sent.dtype != spec.dtype:
             raise WireError(f"{name!r} is {spec.dtype}{list(spec.shape)}, {sent.dtype}{list(sent.shape)} came")
-        found.append(decode_array(one, max(spec.nbytes, 1)))
+        found.append(decode_array(one, max(spec.nbytes, 1), budget))
     return found

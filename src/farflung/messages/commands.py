@@ -29,6 +29,7 @@ from farflung.messages.schema import (
     Positive,
     Run,
     SectionedMessage,
+    StateHashes,
     UnsetType,
     Version,
 )
@@ -101,13 +102,15 @@ class CopyRounds(Item):
 class LiveStart(Item):
     """The state from which an attempt resumes, where workers still retain it.
 
-    ``moves``: holder -> the states that this worker fetches from it.
+    ``moves``: holder -> the states that this worker fetches from it. ``hashes``: of those of them that are copies, as the worker
+    that computed them has reported.
     """
 
     step: Count
     committed: Count
     decision: DecisionItem | None
     moves: dict[Member, Names]
+    hashes: StateHashes | UnsetType = UNSET
 
 
 class Welcome(Message, kind="welcome", on=Channel.COMMANDS):

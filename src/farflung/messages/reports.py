@@ -26,6 +26,7 @@ from farflung.messages.schema import (
     Parting,
     Run,
     Sha256,
+    StateHashes,
     Text,
     UnsetType,
     Version,
@@ -33,6 +34,7 @@ from farflung.messages.schema import (
 from farflung.messages.watching import BatchItem
 
 __all__ = [
+    "CopyHashed",
     "Dropped",
     "Ended",
     "Evaluated",
@@ -299,6 +301,13 @@ class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):
     step: Count
     sha256: Sha256
     of: Member | UnsetType = UNSET
+
+
+class CopyHashed(RunReport, kind="copy-hashed", on=Channel.REPORTS):
+    """The hashes of the states after ``step`` steps that this worker computed, and of which others store a copy."""
+
+    step: Count
+    hashes: StateHashes
 
 
 class Waits(RunReport, kind="waits", on=Channel.REPORTS):

@@ -50,6 +50,7 @@ __all__ = [
     "SectionedMessage",
     "Sections",
     "Sha256",
+    "StateHashes",
     "Text",
     "UnsetType",
     "Version",
@@ -87,6 +88,8 @@ LongText = Annotated[str, Meta(max_length=1 << 20)]
 #: A document, such as a plan as JSON. The receiver's limit for headers is the tighter bound.
 Document = Annotated[str, Meta(max_length=256 << 20)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=200_000)]
+#: State -> hash.
+StateHashes = Annotated[dict[Name, Sha256], Meta(max_length=200_000)]
 #: Steps, samples or bytes.
 Count = Annotated[int, Meta(ge=0, le=_MOST_WHOLE)]
 #: The number of a stage, a micro-batch, a bucket or a rank.

@@ -12,6 +12,7 @@ from farflung.engines.base import Array
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.commands import CopyRounds
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import ValueKey
@@ -66,7 +67,7 @@ class RunSetup:
     how many steps before it were applied. ``recovered``: the run continues after a loss. ``survives``: a later attempt may
     continue from the states that this one leaves. ``checkpoint_step`` and ``checkpoint_committed``: the same
     of the newest checkpoint, if the run does not begin with that one. ``rounds``: which workers store copies of whose states.
-    ``secrets``: of the workers whose units this one may verify (``plan.verification``).
+    ``secrets``: of the workers whose units this one may verify (``plan.verification``). ``budget``: of this process's memory.
     ``submitter``: the process that submitted the run.
     """
 
@@ -86,6 +87,7 @@ class RunSetup:
     rounds: CopyRounds = field(default_factory=CopyRounds)
     secrets: Mapping[str, str] = field(default_factory=dict)
     submitter: str = ""
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
 
     @cached_property
     def graph(self) -> Graph:
@@ -264,6 +266,9 @@ class RunHooks(Protocol):
 
         Called before ``on_checkpoint``.
         """
+
+    def on_copied(self, step: int, hashes: Mapping[str, str]) -> None:
+        """Report the hashes of own states after ``step`` steps, of which others get a copy (any thread)."""
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report means over the evaluation's micro-batches (on the worker that makes the outputs)."""

@@ -89,8 +89,11 @@ class RunFolder:
             DataError: the file can't be written.
             DiskFull: there is no space; the file is as it was.
         """
-        paths = {RelayedRecord: self.relayed, AttemptRecord: self.attempts}
-        append_lines(paths.get(type(record), self.metrics), record.to_line())
+        append_lines(self.file_of(record), record.to_line())
+
+    def file_of(self, record: Record | RelayedRecord | AttemptRecord) -> Path:
+        """The file to which ``record`` belongs."""
+        return {RelayedRecord: self.relayed, AttemptRecord: self.attempts}.get(type(record), self.metrics)
 
     def read_relayed(self) -> list[RelayedRecord]:
         """What relays carried (nothing: there was none).

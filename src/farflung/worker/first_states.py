@@ -14,12 +14,13 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, DataError, WireError
 from farflung.graph.ir import StateKind
 from farflung.graph.weight_expressions import expressions_from_json
-from farflung.messages.array_stream import join_pieces
+from farflung.messages.array_stream import PIECE_BYTES, join_pieces
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
+from farflung.step.stages.state_hashes import state_hashes
 from farflung.transports.base import Endpoint, Urgency
 from farflung.worker.retained_states import Continuation, RetainedStates
 
@@ -27,6 +28,8 @@ __all__ = ["FirstStates", "StateFetch", "file_states", "weights_path"]
 
 #: A state with its optimizer slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes besides.
 _SLOTS, _MORE = 5, 1 << 20
+#: It has at most ``_TENSORS`` tensors, and a peer sends ``_MORE_TENSORS`` besides, such as sample caches.
+_TENSORS, _MORE_TENSORS = 64, 4096
 
 
 class StateFetch:
@@ -38,10 +41,10 @@ class StateFetch:
 
     def __init__(self, continuation: Continuation, run: str, attempt: int, retained: RetainedStates) -> None:
         self._from, self._run, self._attempt, self._retained = continuation, run, attempt, retained
-        #: Of each peer that sends states: the pieces so far, their bytes, and the most bytes that it may send.
+        #: Of each peer that sends states: the pieces so far, their bytes, and the most bytes and pieces that it may send.
         self._pieces: dict[str, list[LentPiece]] = {}
         self._bytes: dict[str, int] = {}
-        self._limits: dict[str, int] = {}
+        self._limits: dict[str, tuple[int, int]] = {}
         self._found: dict[str, Array] = {}
 
     @property
@@ -54,22 +57,32 @@ class StateFetch:
 
         Raises:
             ConnectionLost: a peer is lost, or has not retained the states.
-            WireError: what came is malformed.
+            WireError: what came is malformed, or a copy differs from what its owner computed.
         """
         moves, step, graph = self._from.moves, self._from.step, setup.graph
         self._retained.settle(self._run, self._attempt, self._from, setup.peers)
         for source, names in moves.items():
-            self._limits[source] = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
+            most = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
+            self._limits[source] = most, _MORE_TENSORS + _TENSORS * len(names) + most // PIECE_BYTES
             request = StatesWanted(run=setup.run, base=self._run, attempt=self._attempt, names=tuple(sorted(names)))
             endpoint.post(source, encode(request), Urgency.CONTROL)
         wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].states}
         self._found = self._retained.read(self._run, step, wanted)
         for source in moves:
-            self._found |= join_pieces(mailbox.take(("lent", source)))
+            self._found |= self._checked(source, join_pieces(mailbox.take(("lent", source))))
         constant = {name for name in wanted if graph.state[name].kind is StateKind.CONSTANT}
         missing = sorted(wanted - set(self._found) - constant)
         if missing:
             raise ConnectionLost(f"no worker has retained {missing[0]!r} after {step} steps")
+
+    def _checked(self, source: str, arrays: dict[str, Array]) -> dict[str, Array]:
+        if self._from.hashes:
+            for name, found in state_hashes(arrays).items():
+                if self._from.hashes.get(name, found) != found:
+                    error = WireError(f"the copy of {name!r} that {source} sends is not what its owner computed")
+                    error.blames = source
+                    raise error
+        return arrays
 
     def receive(self, peer: str, message: LentPiece | LentEnd, mailbox: Inbox) -> None:
         """Store a piece of the states that ``peer`` sends.
@@ -83,9 +96,12 @@ class StateFetch:
             mailbox.put(("lent", peer), self._pieces.pop(peer, []))
             return
         self._bytes[peer] = self._bytes.get(peer, 0) + memoryview(message.sections[0]).nbytes
-        if self._bytes[peer] > self._limits[peer]:
-            raise WireError(f"{peer} sends more than {self._limits[peer]} bytes of states, which is more than those have")
-        self._pieces.setdefault(peer, []).append(message)
+        (most, count), pieces = self._limits[peer], self._pieces.setdefault(peer, [])
+        if self._bytes[peer] > most:
+            raise WireError(f"{peer} sends more than {most} bytes of states, which is more than those have")
+        if len(pieces) >= count:
+            raise WireError(f"{peer} sends more than {count} pieces of states, which is more than those have")
+        pieces.append(message)
 
     def states(self, names: Sequence[str]) -> dict[str, Array]:
         """Those of the states ``names`` that were found."""

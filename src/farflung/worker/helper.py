@@ -209,7 +209,8 @@ class Helper(RunPart):
         services.links.connect(command.addresses, {})
         for server in sorted(self._servers):
             services.links.endpoint.post(server, encode(PeerHello()), Urgency.CONTROL)  # one of the two can dial
-        return RunSetup(run=self.name, device=self._server, job=bundle.job, plan=plan, graphs=bundle.graphs)
+        budget = self._services.budget
+        return RunSetup(run=self.name, device=self._server, job=bundle.job, plan=plan, graphs=bundle.graphs, budget=budget)
 
     def _serve(self, slices: StageSlices, runners: dict[int, StageRunner]) -> None:
         """Compute tasks until an error ends the help."""

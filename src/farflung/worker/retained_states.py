@@ -46,11 +46,14 @@ class Held(Protocol):
 
 
 class Continuation:
-    """The states that an attempt continues from: those after ``step`` steps. ``moves``: peer -> states to fetch from it."""
+    """The states that an attempt continues from: those after ``step`` steps. ``moves``: peer -> states to fetch from it.
+
+    ``hashes``: of states that are copies, by the workers that computed them.
+    """
 
     def __init__(self, start: LiveStart) -> None:
         self.step, self.committed = start.step, start.committed
-        self.decision = decision_of(start.decision)
+        self.decision, self.hashes = decision_of(start.decision), start.hashes or {}
         self.moves = {holder: frozenset(names) for holder, names in start.moves.items()}
 
 
@@ -178,7 +181,7 @@ class RetainedStates:
             if good and peer in self._served:
                 return
             self._served |= {peer} if good else set()
-        arrays = self.read(run, step, wanted.names) if good else {}
+        arrays = self.read(run, step, tuple(dict.fromkeys(wanted.names))) if good else {}
         self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, wanted.run, arrays)
 
     def join(self) -> None:

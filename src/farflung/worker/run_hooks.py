@@ -15,7 +15,7 @@ from farflung.job import JobSpec
 from farflung.messages.calls import ShardUpload
 from farflung.messages.conversions.link_reports import link_items
 from farflung.messages.conversions.step_reports import StepReport, message_of
-from farflung.messages.reports import Evaluated, Generated, Hashed, Traced
+from farflung.messages.reports import CopyHashed, Evaluated, Generated, Hashed, Traced
 from farflung.messages.schema import Message
 from farflung.step.run_setup import Committed, Phase
 from farflung.telemetry.log_line import Detail
@@ -182,6 +182,10 @@ class WorkerHooks:
         for block in encode_shard(pack(states, optimizer)):
             found.update(block)
         self.report(Hashed(run=self.run, attempt=self.attempt, step=step, sha256=found.hexdigest(), of=device))
+
+    def on_copied(self, step: int, hashes: Mapping[str, str]) -> None:
+        """Report the hashes to the broker."""
+        self.report(CopyHashed(run=self.run, attempt=self.attempt, step=step, hashes=dict(hashes)))
 
     def on_evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Report the evaluation to the broker."""

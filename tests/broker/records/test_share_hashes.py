@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from farflung.broker.records.share_hashes import ShareHashes
+from farflung.messages.conversions.step_reports import StepReport
 from farflung.telemetry.records import RunResult
 from farflung.worker import broker_storage
 from farflung.worker.run_hooks import WorkerHooks
@@ -131,6 +132,26 @@ def test_a_replica_that_is_outvoted_is_left_out(home: Path, monkeypatch: pytest.
         list(frames)
     said = "worker [bc] is in quarantine, since it broke the protocol: its states after step 2 differ from those of the other"
     assert re.match(said, judged), judged
+
+
+@pytest.mark.timeout(300)
+def test_whoever_hashes_states_of_others_breaks_the_protocol(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hash would accuse those who have a copy of the states."""
+    lied = list[str]()
+    report = WorkerHooks.on_step
+
+    def lie(hooks: WorkerHooks, found: StepReport) -> None:
+        if not lied:
+            lied.append(hooks.run)
+            hooks.on_copied(1, {"a state of others": "0" * 64})
+        report(hooks, found)
+
+    monkeypatch.setattr(WorkerHooks, "on_step", lie)
+    with Loopback(home, 2) as cluster:
+        result, texts = follow(cluster)
+    assert result.status == "finished", result.cause
+    (judged,) = [text for text in texts if "is in quarantine" in text]
+    assert re.search(r"it broke the protocol: [ab] hashes the state 'a state of others', which it does not compute", judged)
 
 
 @pytest.mark.timeout(300)

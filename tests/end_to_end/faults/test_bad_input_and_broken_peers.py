@@ -203,7 +203,7 @@ def test_a_malformed_report_ends_the_run_only(cluster: Loopback, captured: Bundl
     assert end.result.cause.startswith(out.format("b") + "bad message 'step': Expected `int`, got `str` in 'step'")
     cluster.broker.manager.handle(MemberReset(name="b"))
     end = play(cluster, captured, "started", lambda run: report(cluster, "a", Frame("dance", {"run": run})), steps=5000)
-    assert end.result.cause.startswith(out.format("a") + "unknown message 'dance': reports are beat, dropped, ")
+    assert end.result.cause.startswith(out.format("a") + "unknown message 'dance': reports are beat, copy-hashed, dropped, ")
     cluster.broker.manager.handle(MemberReset(name="a"))
     works(cluster, captured)
 

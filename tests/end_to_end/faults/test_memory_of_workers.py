@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
 
 from farflung.client.connection import Client
 from farflung.messages.data import ProbeBytes
@@ -47,6 +52,85 @@ def test_large_frames_of_a_stranger_take_no_memory(tmp_path: Path) -> None:
     stranger.close()
     assert before < BASE, "the stated base"
     assert after < before + (32 << 20)
+    for program in (worker, broker):
+        program.process.terminate()
+        program.ends()
+
+
+MODEL = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, parts):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.stack([torch.randn(2048, 4096) for _ in range(parts)]).sum(0))
+
+    def forward(self, x, labels):
+        return ((x @ self.weight[:4, :4] - labels) * 1e-3).square().mean()
+
+
+def make(parts):
+    return Model(parts)
+
+
+def example_inputs(batch):
+    return torch.zeros(batch, 4), torch.zeros(batch, 4)
+"""
+TRAINING = """
+name = "{name}"
+steps = 2
+micro_batch_sizes = [4]
+[model]
+recipe = "model.py:make"
+args = {{ parts = {parts} }}
+[data]
+kind = "array"
+path = "data"
+fields = {{ x = "inputs" }}
+[checkpoint]
+at_end = false
+"""
+
+
+class Watched(Program):
+    """A worker and its processes, whose memory is read again and again."""
+
+    largest = 0
+
+    def look(self) -> None:
+        """Note the largest process."""
+        own = psutil.Process(self.process.pid)
+        for process in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended since
+                self.largest = max(self.largest, process.memory_info().rss)
+
+
+def ended(place: Path, name: str, parts: int, worker: Watched, code: int) -> str:
+    (place / f"{name}.toml").write_text(TRAINING.format(name=name, parts=parts))
+    submitted = Program(place, name, "submit", f"{name}.toml", "--home", "h")
+    while submitted.process.poll() is None:
+        worker.look()
+    return submitted.ends_cleanly(code)
+
+
+@pytest.mark.timeout(400)
+def test_initializers_with_large_intermediates_stay_within_the_offer(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "data").mkdir()
+    for name in ("inputs", "labels"):
+        np.save(tmp_path / "data" / f"{name}.npy", np.ones((8, 4), np.float32))
+    broker = Program(tmp_path, "broker", "broker", "--listen", "127.0.0.1:0", "--home", "h")
+    ticket = broker.until(r"farflung join (\S+)")[1]
+    worker = Watched(tmp_path, "w", "join", ticket, "--name", "w", "--listen", "127.0.0.1:0", "--memory", "200 MB")
+    worker.until("joined the broker")
+    many = ended(tmp_path, "many", 35, worker, 4)
+    assert re.search(r"the initializer of 'weight' needs \d+ bytes at step \d+: at most 268435456 are allowed", many)
+    few = ended(tmp_path, "few", 3, worker, 17)
+    needs = "the initializer of 'weight' needs 201 MB, and 0 B of the 200 MB that this process may use are in use"
+    assert f"worker w: {needs}: offer more memory (--memory)" in few
+    assert "finished after 2 steps" in ended(tmp_path, "one", 1, worker, 0), "the worker is well"
+    assert worker.largest < BASE + OFFER
     for program in (worker, broker):
         program.process.terminate()
         program.ends()

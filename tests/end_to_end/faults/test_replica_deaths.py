@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from farflung.engines.base import Array
 from farflung.job import JobSpec
+from farflung.step.stages.copy_coding import Incoming
 from farflung.step.stages.state_copies import StateCopies
 from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
@@ -157,6 +160,26 @@ def test_copies_serve_where_the_only_holder_dies(
     assert recovery.source == "copies"
     assert recovery.step > 0
     assert recovery.step + recovery.replayed in (10, 11)
+
+
+def test_a_copy_that_its_owner_did_not_compute_is_refused_and_whoever_sends_it_is_named(
+    place: Path, tmp_path: Path, alone: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Incoming.arrays
+
+    def forged(copy: Incoming) -> dict[str, Array]:
+        return {name: array + 1 for name, array in honest(copy).items()}
+
+    monkeypatch.setattr(Incoming, "arrays", forged)
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster:
+        die = at("worker.before_backward", 10, "b", lambda: vanish_when_told(cluster, "b", 10))
+        with injecting(die):
+            found = cluster.run(pipeline(), anybody=True)
+    equal(alone, found)
+    said = r"worker [ac] is planned last, since it failed: the copy of '.*' that [ac] sends is not what its owner computed"
+    notes = [str(frame.header["text"]) for frame in found.frames if frame.kind == "note"]
+    assert [re.match(said, text) is not None for text in notes if "is planned last" in text] == [True], notes
+    assert [one.source for one in recoveries_of(found)] == ["start"]
 
 
 def coding(found: Finished, copies: Sequence[StateCopies]) -> list[tuple[int, int]]:

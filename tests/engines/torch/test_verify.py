@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from farflung.engines import get_engine
+from farflung.engines import EngineSettings, get_engine
+from farflung.engines.host.initialize import initial_value as host_initial_value
 from farflung.engines.torch.initialize import initial_value
-from farflung.errors import GraphError, InputError
+from farflung.errors import GraphError, InputError, MemoryExceeded
 from farflung.graph.cut import cut
 from farflung.graph.ir import DTypeArg, Graph, InitStep, LocalRef, Op, OpKind, State, StateKind, TensorSpec, ValueRef
 from farflung.ids import derive_seed
+from farflung.memory_budget import MemoryBudget
 from tests.support.engine_drive import captured
 from tests.support.engine_models import MODELS
 
@@ -68,8 +72,6 @@ def test_lies_are_found(bad: Op, text: str) -> None:
 def test_open_checks_first() -> None:
     graph = graph_of(op("aten.t.default", ValueRef("x")))
     (sub,) = cut(graph, [(0, 2)])
-    from farflung.engines import EngineSettings
-
     for _ in range(2):
         with pytest.raises(GraphError, match="declares"):
             ENGINE.open(sub, EngineSettings(training=False))
@@ -145,6 +147,35 @@ def test_constants_come_from_their_bytes() -> None:
 def test_bad_programs(program: tuple[InitStep, ...], text: str) -> None:
     with pytest.raises(GraphError, match=text):
         initial_value(state(*program), 0)
+
+
+@pytest.mark.parametrize("first_value", [initial_value, host_initial_value])
+def test_an_initializer_takes_its_memory_from_the_budget(first_value: Callable[..., object]) -> None:
+    shape = (4, 1 << 10)
+    zeros = InitStep(target="aten.zeros.default", args=(shape,))
+    program = (zeros, zeros, InitStep(target="aten.add.Tensor", args=(LocalRef(0), LocalRef(1))))
+    wide = State(name="w", kind=StateKind.BUFFER, spec=TensorSpec(dtype="float32", shape=shape), init=program)
+    budget = MemoryBudget(3 * 16384)
+    first_value(wide, 0, budget)
+    assert (budget.used, budget.peak) == (0, 3 * 16384)
+    budget.reserve(1, "a state")
+    text = r"^the initializer of 'w' needs .*, and .* of the 49.2 kB that this process may use are in use: offer more memory"
+    with pytest.raises(MemoryExceeded, match=text):
+        first_value(wide, 0, budget)
+    assert budget.used == 1
+
+
+@pytest.mark.parametrize("engine", ["torch", "reference"])
+def test_states_count_while_their_stage_is_open(engine: str) -> None:
+    (sub,) = cut(replace(graph_of(op("aten.relu.default", ValueRef("x"))), states=(state(*NORMAL),)), [(0, 2)])
+    sub = replace(sub, states=("w",))
+    budget = MemoryBudget(SPEC.nbytes * 2)
+    runner = get_engine(engine).open(sub, EngineSettings(training=False, budget=budget))
+    runner.initialize(["w"])
+    assert budget.used == SPEC.nbytes
+    del runner
+    gc.collect()
+    assert budget.used == 0
 
 
 def test_registry() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farflung.codecs import get_codec
 from farflung.engines.base import Array
 from farflung.errors import InputError, PlanError, WireError
 from farflung.graph.cut import cut
@@ -144,6 +145,9 @@ def test_what_belongs_to_nobody_is_refused() -> None:
         root.dispatch("w0", Total(run="run", step=0, stage=0, bucket=0, part=0, arrays=()))
     with pytest.raises(WireError, match=r"'p0' is float32\[1\], float32\[2\] came"):
         root.dispatch("w0", part())
+    head = partial(PartialSum, run="run", step=0, stage=0, bucket=0, part=0)
+    with pytest.raises(WireError, match=r"the sums in a '.*' are compressed: they never are"):
+        root.dispatch("w0", pack_arrays(head, [np.zeros(1, np.float32)], get_codec("int8")))
 
 
 def any_order(case: Case, kind: str) -> Case:

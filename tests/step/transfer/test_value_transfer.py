@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.codecs import CODECS, get_codec
-from farflung.errors import CodecError, FarflungError, WireError
+from farflung.errors import CodecError, FarflungError, MemoryExceeded, WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.arrays import PackedArray, decode_array, encode_array
 from farflung.messages.data import Batch, UseKey, Value
 from farflung.messages.schema import UNSET, Channel
@@ -68,7 +70,7 @@ def test_integers_and_empty_arrays_are_never_compressed() -> None:
 class Ends:
     """Couriers of the workers a and b, who are joined by memory."""
 
-    def __init__(self, codec: CodecChoice | None = None) -> None:
+    def __init__(self, codec: CodecChoice | None = None, memory: int | None = None) -> None:
         hub, plan = MemoryHub(), small_plan(codec=codec)
         self.boxes = {name: Inbox() for name in "ab"}
         self.couriers: dict[str, ValueTransfer] = {}
@@ -79,7 +81,8 @@ class Ends:
         for name, peer in ("ab", "ba"):
             self.endpoints[name].connect(peer, self.endpoints[peer].address)
             self.links[name] = Outbox(self.endpoints[name], [peer], self.boxes[name].abort)
-            self.couriers[name] = ValueTransfer(small_setup(name, plan), self.boxes[name], self.links[name])
+            setup = replace(small_setup(name, plan), budget=MemoryBudget(memory))
+            self.couriers[name] = ValueTransfer(setup, self.boxes[name], self.links[name])
 
     def __enter__(self) -> Ends:
         return self
@@ -97,6 +100,18 @@ def test_a_value_crosses_and_its_gradient_comes_back() -> None:
             ends.couriers[sender].send(Phase.TRAIN, 0, 1, edge, value, gradient=gradient)
             key = ends.couriers[receiver].key(Phase.TRAIN, 0, 1, edge, gradient=gradient)
             np.testing.assert_array_equal(ends.boxes[receiver].take(key), value)
+
+
+def test_encoding_without_memory_ends_the_attempt_with_a_message() -> None:
+    (edge,) = small_setup("b").subgraphs[1].requires_activations
+    value = np.ones(edge.spec.shape, np.float32)
+    with Ends(CodecChoice(name="int8"), memory=value.nbytes - 1) as ends:
+        ends.couriers["a"].send(Phase.TRAIN, 0, 0, edge, value, gradient=False)
+        key = ends.couriers["a"].key(Phase.TRAIN, 0, 0, edge, gradient=False)
+        with pytest.raises(
+            MemoryExceeded, match=r"^encoding value bend needs .* that this process may use are in use: offer more"
+        ):
+            ends.boxes["a"].take(key)
 
 
 def test_random_numbers_of_a_codec_belong_to_the_message() -> None:

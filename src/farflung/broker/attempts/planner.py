@@ -151,12 +151,13 @@ class AttemptPlanner:
         """
         with self.runs.changed:
             trusted, live.workers.distrusted = live.workers.distrusted, None
+            copied = dict(live.workers.copied)
         newest = live.store.begin(attempt, trusted)
         live.store.write_plan(planned.plan, planned.topology.to_json())
         start = Start.of(attempt, newest, live.first_source)
         if trusted is None:
             held = believable(self.retained.of_members(live), _reached(live))
-            start = start.or_live(held, bundle.graph, planned.plan)
+            start = start.or_live(held, bundle.graph, planned.plan).with_hashes(copied)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
             live.progress.settle(start.step, live.workers.step_reports)

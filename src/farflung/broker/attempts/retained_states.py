@@ -51,10 +51,12 @@ class RetainedStates:
         return True
 
     def of_members(self, live: LiveRun) -> dict[str, list[RetainedState]]:
-        """Return what the present members retain of ``live``."""
+        """Return what the present members retain of ``live``, without copies of those whom others blame."""
         with self._runs.changed:
             members = self._runs.machine.members
-            return {name: list(states) for name, states in live.workers.retained.items() if name in members}
+            here = {name: states for name, states in live.workers.retained.items() if name in members}
+            blamed = live.workers.blamed
+            return {name: [one for one in here[name] if not (one.copied and name in blamed)] for name in here}
 
     def assigned(self, name: str, live: LiveRun) -> None:
         """``name`` prepares for ``live``; it drops what it retains of other runs (under ``RunTable.changed``)."""

@@ -11,6 +11,7 @@ from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.messages.commands import LiveStart
 from farflung.messages.conversions.retained_states import decision_item
+from farflung.messages.schema import UNSET
 from farflung.plan.model import Plan
 from farflung.protocol.retained_states import Resume, RetainedState, choose, moves
 
@@ -23,7 +24,7 @@ class Start:
 
     ``source``: ``checkpoint``, ``weights`` (sent by the submitter), ``file`` or ``init``; where ``live`` is given it goes on from
     workers' memory, and ``source`` and ``kept`` (step and committed) are what a rollback goes back to. ``moves``: device ->
-    holder -> states.
+    holder -> states. ``hashes``: of states that workers have as copies.
     """
 
     attempt: int
@@ -34,6 +35,7 @@ class Start:
     live: Resume | None = None
     moves: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attempt: int, newest: Manifest | None, otherwise: str) -> Start:
@@ -53,6 +55,10 @@ class Start:
         sizes = {name: graph.state[name].spec.nbytes for name in live.holders}
         going = moves(live, states, sizes)
         return replace(self, step=live.step, committed=live.committed, live=live, moves=going, sizes=sizes)
+
+    def with_hashes(self, copied: Mapping[int, Mapping[str, str]]) -> Start:
+        """The same with the hashes of copies; ``copied``: step -> state -> hash."""
+        return self if self.live is None or not self.live.copied else replace(self, hashes=dict(copied.get(self.step, {})))
 
     @cached_property
     def lenders(self) -> frozenset[str]:
@@ -76,4 +82,6 @@ class Start:
         if self.live is None:
             return None
         moves = dict(self.moves.get(device, {}))
-        return LiveStart(step=self.step, committed=self.committed, decision=decision_item(self.live.decision), moves=moves)
+        hashes = {name: self.hashes[name] for names in moves.values() for name in names if name in self.hashes}
+        decision = decision_item(self.live.decision)
+        return LiveStart(step=self.step, committed=self.committed, decision=decision, moves=moves, hashes=hashes or UNSET)

@@ -6,6 +6,7 @@
 - ``run_store``: ``RunStore``: documents, metrics and checkpoints of one run.
 - ``share_hashes``: ``ShareHashes``: what workers report of the shares of checkpoints.
 - ``run_log``: ``RunLog``: the latest lines of a run, in order for each watcher.
+- ``metrics_file``: ``MetricsFile``: the records of a run on disk, also after its folder was deleted.
 - ``latest_records``: the newest step and evaluation of a run.
 - ``broker_log``: log files of the broker and of runs.
 - ``presence_book``: ``PresenceBook``: which workers are here, and why others left.

@@ -56,6 +56,8 @@ class RunFolders:
         self._lock = threading.Lock()
         #: run -> bytes that are arriving, which its folder may not show yet
         self._arriving: dict[str, int] = {}
+        #: run -> its owner, if its folder is deleted while this process lives
+        self._owners: dict[str, _Owner] = {}
 
     def path(self, run: str) -> Path:
         """The folder of ``run`` (which may not exist).
@@ -183,9 +185,13 @@ class RunFolders:
     def _owner(self, folder: Path) -> _Owner:
         try:
             body = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
-            return _Owner(key=str(body["key"]), name=str(body["name"]), ticket=str(body["ticket"]))
+            found = _Owner(key=str(body["key"]), name=str(body["name"]), ticket=str(body["ticket"]))
+        except FileNotFoundError:
+            return self._owners.get(folder.name, _Owner(key="nobody's"))
         except (OSError, ValueError, KeyError, TypeError):
             return _Owner(key="nobody's")
+        self._owners[folder.name] = found
+        return found
 
 
 def _size(folder: Path) -> int:

@@ -162,7 +162,7 @@ class Transfers:
             self.folders.check(live.run, caller, "fetch its weights")
         elif not self.runs.serves(caller.name, live.run):
             raise SecurityError(f"{caller.name!r} does not work on run {live.run!r} and may not fetch its weights")
-        names, source = request.names, request.source
+        names, source = tuple(dict.fromkeys(request.names)), request.source
         if source == "weights":
             yield from tensor_pieces(live.store.sent_states(names))
         elif source in ("checkpoint", "optimizer"):

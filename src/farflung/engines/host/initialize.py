@@ -5,6 +5,9 @@ Uniform numbers have the bits of the PyTorch engine. Some normal numbers differ 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from farflung.graph.ir import State
 from farflung.graph.opset import check_initializer
 from farflung.graph.signatures import check_call, signature
 from farflung.ids import derive_seed
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["initial_value"]
 
@@ -25,11 +29,12 @@ __all__ = ["initial_value"]
 _GROWTH, _SMALL = 8, 32 << 20
 
 
-def initial_value(state: State, seed: int) -> Array:
+def initial_value(state: State, seed: int, budget: MemoryBudget | None = None) -> Array:
     """The first value of ``state``: its constant data, or the result of its program under ``seed``.
 
     Raises:
         GraphError: the state has no program, or its program gives something else than declared.
+        MemoryExceeded: ``budget`` has no room for what the program needs at a time.
     """
     if state.data is not None:
         if len(state.data) != state.spec.nbytes:
@@ -37,7 +42,8 @@ def initial_value(state: State, seed: int) -> Array:
         return np.frombuffer(state.data, host_dtype(state.spec.dtype)).reshape(state.spec.shape)
     if not state.init:
         raise GraphError(f"state {state.name!r} has no initializer: load its value from a file or from the submitter")
-    value = _replay(state, seed)
+    with ExitStack() as held:
+        value = _replay(state, seed, partial(_hold, held, budget or MemoryBudget()))
     if value.shape != state.spec.shape or value.dtype != host_dtype(state.spec.dtype):
         raise GraphError(
             f"state {state.name!r} is declared {state.spec.dtype}{list(state.spec.shape)} but its initializer gives "
@@ -46,8 +52,13 @@ def initial_value(state: State, seed: int) -> Array:
     return value
 
 
-def _replay(state: State, seed: int) -> Array:
+def _hold(held: ExitStack, budget: MemoryBudget, nbytes: int, what: str) -> None:
+    held.enter_context(budget.reserved(nbytes, what, wait=0.0))
+
+
+def _replay(state: State, seed: int, hold: Callable[[int, str], None]) -> Array:
     results: list[Any] = []
+    peak = 0
     where = f"the initializer of {state.name!r}"
     last = last_uses(state.init, 0, [len(state.init) - 1])
     for number, step in enumerate(state.init):
@@ -61,7 +72,10 @@ def _replay(state: State, seed: int) -> Array:
 
         extra = {"stream": Stream(derive_seed("init", seed, state.name, step.rng))} if step.rng is not None else {}
         results.append(call(step, read, where, **extra))
-        check_memory(results, max(_GROWTH * state.spec.nbytes, _SMALL), where)
+        taken = check_memory(results, max(_GROWTH * state.spec.nbytes, _SMALL), where)
+        if taken > peak:
+            hold(taken - peak, where)
+            peak = taken
         for done in last.get(number, ()):
             results[done] = None
     found: Array = results[-1]

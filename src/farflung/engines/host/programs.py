@@ -69,15 +69,17 @@ def last_uses(steps: Sequence[InitStep], first: int, kept: Sequence[int]) -> dic
     return found
 
 
-def check_memory(items: Sequence[Any], most: int, where: str) -> None:
-    """Refuse a program whose values take more than ``most`` bytes.
+def check_memory(items: Sequence[Any], most: int, where: str) -> int:
+    """Refuse a program whose values take more than ``most`` bytes; return the bytes.
 
     Raises:
         GraphError: names the bytes.
     """
     owners = {id(owner): owner.nbytes for item in items if isinstance(item, np.ndarray) for owner in (_owner(item),)}
-    if sum(owners.values()) > most:
-        raise GraphError(f"{where}: its values take {sum(owners.values())} bytes, at most {most} are allowed")
+    taken = sum(owners.values())
+    if taken > most:
+        raise GraphError(f"{where}: its values take {taken} bytes, at most {most} are allowed")
+    return taken
 
 
 def _owner(item: Array) -> Array:

@@ -10,6 +10,7 @@ from farflung.engines.host.initialize import initial_value
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import StateKind, TensorSpec, Use
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["StageStates", "check_array"]
 
@@ -32,8 +33,9 @@ class StageStates:
     ``trained``: names that get a gradient here (a gradient reaches them, and the job does not freeze them).
     """
 
-    def __init__(self, subgraph: SubGraph, trained: frozenset[str], share: StageStates | None) -> None:
-        self._graph, self._names = subgraph.graph, subgraph.states
+    def __init__(self, subgraph: SubGraph, trained: frozenset[str], budget: MemoryBudget, share: StageStates | None) -> None:
+        """States count in ``budget`` while this object lives."""
+        self._graph, self._names, self._budget = subgraph.graph, subgraph.states, budget
         self.trained = trained
         self.arrays: dict[str, Array] = {} if share is None else share.arrays
         #: Sums by use of the part of the step that is open, and of the parts that have ended; finished gradients by name.
@@ -52,9 +54,9 @@ class StageStates:
         for name in self._names:
             state = graph.state[name]
             if state.kind is StateKind.CONSTANT and state.data is not None:
-                self._constants[name] = initial_value(state, 0)
+                self._constants[name] = self._counted(initial_value(state, 0, budget))
             elif name not in self.arrays and state.data is not None:
-                self.arrays[name] = self._own(initial_value(state, 0))
+                self.arrays[name] = self._own(self._counted(initial_value(state, 0, budget)))
 
     # Values
 
@@ -62,7 +64,12 @@ class StageStates:
         """Replay the recorded initializers of ``names`` (constants have their values already)."""
         for name in names:
             if name not in self._constants:
-                self._set(self._known(name), initial_value(self._graph.state[name], seed))
+                self._set(self._known(name), initial_value(self._graph.state[name], seed, self._budget))
+
+    def _counted(self, value: Array) -> Array:
+        self._budget.reserve(value.nbytes, "a state")
+        self._budget.release_with(self, value.nbytes)
+        return value
 
     def load(self, states: Mapping[str, Array]) -> None:
         """Copy given values.
@@ -86,7 +93,7 @@ class StageStates:
         if name in self.arrays:
             self.arrays[name][...] = value
         else:
-            self.arrays[name] = self._own(value)
+            self.arrays[name] = self._own(self._counted(value))
 
     def _own(self, value: Array) -> Array:
         """A copy of ``value`` that the states keep."""

@@ -108,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     split_backward: bool
     training: bool
     optimizer: str
+    #: The total of its budget (``None``: no limit).
+    memory: int | None
 
 
 class OpenStage(Message, frozen=True, kw_only=True):

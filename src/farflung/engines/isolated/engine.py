@@ -120,6 +120,7 @@ class AttemptEngine:
                     split_backward=settings.split_backward,
                     training=settings.training,
                     optimizer=settings.optimizer.model_dump_json(),
+                    memory=settings.budget.total,
                 ),
                 share=None if share is None else share.number,
             )

@@ -29,6 +29,7 @@ from farflung.errors import FarflungError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["Service", "error_of", "read_use", "write_use"]
 
@@ -57,6 +58,8 @@ class Service:
         self._engine, self._channel, self._arena = engine, channel, arena
         self._runners: dict[int, StageRunner] = {}
         self._graph: Graph | None = None
+        #: All runners share this process's memory.
+        self._budget = MemoryBudget()
 
     def serve(self) -> None:
         """Answer until the channel is closed."""
@@ -100,6 +103,7 @@ class Service:
 
     def _open(self, order: OpenStage) -> Done:
         given, piece = order.settings, order.piece
+        self._budget.total = given.memory
         settings = EngineSettings(
             device=given.device,
             seed=given.seed,
@@ -108,6 +112,7 @@ class Service:
             split_backward=given.split_backward,
             training=given.training,
             optimizer=OptimizerSpec.model_validate_json(given.optimizer),
+            budget=self._budget,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),

@@ -10,6 +10,7 @@ from farflung.engines.base import Array
 from farflung.engines.host.states import StageStates
 from farflung.engines.jax.arrays import aligned, place
 from farflung.graph.cut import SubGraph
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["JaxStates"]
 
@@ -17,8 +18,10 @@ __all__ = ["JaxStates"]
 class JaxStates(StageStates):
     """States by name, on the host and on ``device``."""
 
-    def __init__(self, subgraph: SubGraph, device: Any, trained: frozenset[str], share: JaxStates | None) -> None:
-        super().__init__(subgraph, trained, share)
+    def __init__(
+        self, subgraph: SubGraph, device: Any, trained: frozenset[str], budget: MemoryBudget, share: JaxStates | None
+    ) -> None:
+        super().__init__(subgraph, trained, budget, share)
         self._device = device
         #: The arrays on the device; a name is missing while its array of the host is newer.
         self._placed: dict[str, Any] = {} if share is None else share._placed

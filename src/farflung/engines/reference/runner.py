@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
+from farflung.engines.host.gradients import HostGradients, trained_states
 from farflung.engines.host.operators import host_dtype
-from farflung.engines.host.optimizer import Optimizer, stage_optimizer
 from farflung.engines.host.states import StageStates
 from farflung.engines.reference.evaluation import Evaluator
 from farflung.engines.reference.passes import StagePass
@@ -17,7 +17,6 @@ from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.drift import drifting
 from farflung.graph.ir import Use, ValueRef
-from farflung.job.groups import is_frozen
 
 __all__ = ["ReferenceRunner"]
 
@@ -31,16 +30,14 @@ class _Again:
     states: Mapping[str, Array]
 
 
-class ReferenceRunner:
+class ReferenceRunner(HostGradients):
     """Runs one stage (see ``farflung.engines.base.StageRunner``)."""
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, share: ReferenceRunner | None, *, wide: bool) -> None:
-        self.subgraph = subgraph
-        self._settings = settings
+        trained = trained_states(subgraph, settings)
+        shared = None if share is None else share.state
+        super().__init__(subgraph, settings, StageStates(subgraph, trained, settings.budget, shared))
         graph = subgraph.graph
-        names = subgraph.states if settings.training else ()
-        trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
-        self.state: StageStates = StageStates(subgraph, trained, None if share is None else share.state)
         self._evaluator = Evaluator(settings.seed, wide=wide)
         self._outputs = {
             name: value for name, value in graph.outputs if subgraph.start <= graph.position[value.op] < subgraph.stop
@@ -51,27 +48,6 @@ class ReferenceRunner:
         self._kept: dict[MicroBatch, StagePass | _Again] = {}
         #: Gradients of parameters that ``backward_weights`` adds.
         self._late: dict[MicroBatch, Mapping[Use, Array]] = {}
-        self._optimizer: Optimizer | None = None
-        self._watch: list[tuple[frozenset[str], int]] = []
-        self._ready: Callable[[int], None] | None = None
-
-    # States
-
-    def initialize(self, names: Sequence[str]) -> None:
-        """Replay the recorded initializers of the states ``names`` under the settings' seed."""
-        self.state.initialize(names, self._settings.seed)
-
-    def load(self, states: Mapping[str, Array]) -> None:
-        """Set states to given values.
-
-        Raises:
-            GraphError: a state is not in this stage, or its shape or element type is another.
-        """
-        self.state.load(states)
-
-    def states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
-        """The states ``names``, or all parameters and persistent buffers."""
-        return self.state.export(names, copy=copy)
 
     def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
         """The memory of states."""
@@ -138,102 +114,13 @@ class ReferenceRunner:
 
     def backward_weights(self, key: MicroBatch) -> None:
         """Add the gradients of parameters that ``backward`` has computed."""
-        for use, gradient in self._late.pop(key, {}).items():
-            self.state.accumulate(use, gradient)
-        self._report()
+        self.complete(self._late.pop(key, {}))
 
     def _as_state(self, name: str, gradient: Array) -> Array:
         return np.array(gradient, dtype=host_dtype(self.subgraph.graph.state[name].spec.dtype), order="C")
-
-    def _report(self) -> None:
-        """Report the watched groups: all gradients of this backward are complete."""
-        watched, self._watch = self._watch, []
-        for names, index in watched:
-            if names and names <= self.state.single() and self._ready is not None:
-                self._ready(index)
-
-    # Update
-
-    def close_part(self, *, last: bool = False) -> None:
-        """End a part of the step's sum."""
-        self.state.close_part(last=last)
-
-    def take_gradients(self) -> Mapping[Use, Array]:
-        """The accumulated gradients by use; they are gone from here."""
-        return self.state.take()
-
-    def put_gradients(self, gradients: Mapping[Use, Array]) -> None:
-        """Set the accumulated gradients of uses.
-
-        Raises:
-            GraphError: a use is not of this stage, or its shape or element type is another.
-        """
-        self.state.put(gradients)
-
-    def use_gradients(self) -> Mapping[Use, Array]:
-        """Accumulated gradients of the uses here of parameters that other stages use too."""
-        return self.state.use_gradients()
-
-    def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
-        """Sum the uses of tied parameters; ``uses`` has those of other stages."""
-        self.state.finish(uses)
-
-    def gradients(self) -> Mapping[str, Array]:
-        """The finished gradients (copies)."""
-        return {name: array.copy() for name, array in self.state.gradients().items()}
-
-    def gradient_views(self, names: Collection[str]) -> Mapping[str, Array]:
-        """The finished gradients of ``names`` that have one."""
-        return {name: array for name, array in self.state.gradients().items() if name in names}
-
-    def set_gradients(self, gradients: Mapping[str, Array]) -> None:
-        """Set finished gradients by parameter."""
-        self.state.set_gradients(gradients)
-
-    def gradient_norms(self) -> Mapping[str, float]:
-        """The norm of each gradient."""
-        return {name: float(np.linalg.norm(array.reshape(-1))) for name, array in self.state.gradients().items()}
-
-    def spoilt_gradients(self) -> tuple[str, ...]:
-        """The parameters whose finished gradient holds a NaN or an infinity."""
-        return tuple(name for name, array in self.state.gradients().items() if not np.isfinite(array).all())
-
-    def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
-        """Report complete gradients at the end of the next backward (see ``StageRunner``)."""
-        self._watch = [(frozenset(names), index) for index, names in enumerate(groups)]
-        self._ready = ready
-
-    def update(self, rates: Sequence[float], scale: Array | None, names: Collection[str] | None = None) -> None:
-        """One optimizer step; see ``StageRunner``.
-
-        Raises:
-            InputError: not as many rates as groups.
-        """
-        with self.state.updating(names) as found:
-            factor = None if scale is None else np.float32(scale)
-            scaled = found if factor is None else {name: array * factor for name, array in found.items()}
-            self._stepper().step(scaled, rates)
 
     def discard(self) -> None:
         """Clear gradients and kept activations."""
         self._kept.clear()
         self._late.clear()
         self.state.clear()
-
-    def _stepper(self) -> Optimizer:
-        if self._optimizer is None:
-            parameters = {n: self.state.array(n) for n in self.subgraph.states if n in self.state.trained}
-            self._optimizer = stage_optimizer(self._settings.optimizer, parameters)
-        return self._optimizer
-
-    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
-        """Optimizer state as ``<slot>/<parameter>``."""
-        return self._stepper().export(copy=copy)
-
-    def load_optimizer(self, states: Mapping[str, Array]) -> None:
-        """Set what ``optimizer_states`` gave.
-
-        Raises:
-            CheckpointError: an entry's parameter or shape does not fit this stage.
-        """
-        self._stepper().load(states)

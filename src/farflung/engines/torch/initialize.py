@@ -23,6 +23,7 @@ from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateRef, ValueR
 from farflung.graph.opset import check_initializer
 from farflung.graph.signatures import check_call
 from farflung.ids import derive_seed
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["initial_states", "initial_value"]
 
@@ -46,26 +47,31 @@ def initial_states(graph: Graph, seed: int, names: Sequence[str]) -> dict[str, A
     return {name: to_array(initial_value(graph.state[name], seed)) for name in names}
 
 
-def initial_value(state: State, seed: int) -> torch.Tensor:
+def initial_value(state: State, seed: int, budget: MemoryBudget | None = None) -> torch.Tensor:
     """The first value of ``state`` (a CPU tensor): its constant data, or the result of its program under ``seed``.
 
     Raises:
         GraphError: see ``initial_states``.
+        MemoryExceeded: ``budget`` has no room for what the program needs at a time.
     """
     if state.data is not None:
         return _from_bytes(state)
     if not state.init:
         raise GraphError(f"state {state.name!r} has no initializer: load its value from a file or from the submitter")
-    _replay(state, seed, _META)
-    value = _replay(state, seed, _CPU)
-    return value.detach().clone() if value.untyped_storage().nbytes() != value.nbytes else value.detach().contiguous()
+    _, most = _replay(state, seed, _META)
+    with (budget or MemoryBudget()).reserved(most, f"the initializer of {state.name[:100]!r}", wait=0.0):
+        value, _ = _replay(state, seed, _CPU)
+        return value.detach().clone() if value.untyped_storage().nbytes() != value.nbytes else value.detach().contiguous()
 
 
-def _replay(state: State, seed: int, device: torch.device) -> torch.Tensor:
-    """Run the program of ``state``; on the meta device this checks sizes before any memory is taken."""
+def _replay(state: State, seed: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Run the program of ``state``; return its result, and the most bytes at a time.
+
+    On the meta device this checks sizes before any memory is taken.
+    """
     results: list[torch.Tensor | None] = []
     last = _last_uses(state.init)
-    most = max(_GROWTH * state.spec.nbytes, _SMALL)
+    most, peak = max(_GROWTH * state.spec.nbytes, _SMALL), 0
 
     def ref(item: ValueRef | StateRef | LocalRef) -> torch.Tensor:
         found = results[item.index] if isinstance(item, LocalRef) and 0 <= item.index < len(results) else None
@@ -77,9 +83,10 @@ def _replay(state: State, seed: int, device: torch.device) -> torch.Tensor:
         for number, step in enumerate(state.init):
             results.append(_step(state, step, seed, ref, device))
             taken = {found.untyped_storage()._cdata: found.untyped_storage().nbytes() for found in results if found is not None}
-            if sum(taken.values()) > most:
+            peak = max(peak, sum(taken.values()))
+            if peak > most:
                 raise GraphError(
-                    f"the initializer of {state.name!r} needs {sum(taken.values())} bytes at step {number}: at most {most} are "
+                    f"the initializer of {state.name!r} needs {peak} bytes at step {number}: at most {most} are "
                     f"allowed, which is the larger of {_SMALL} and {_GROWTH} times the state"
                 )
             for done in last.get(number, ()):
@@ -92,7 +99,7 @@ def _replay(state: State, seed: int, device: torch.device) -> torch.Tensor:
             f"state {state.name!r} is declared {state.spec.dtype}{list(state.spec.shape)} but its initializer gives "
             f"{found.dtype}{list(found.shape)}"
         )
-    return value
+    return value, peak
 
 
 def _last_uses(program: Sequence[InitStep]) -> dict[int, list[int]]:

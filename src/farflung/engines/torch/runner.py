@@ -68,7 +68,7 @@ class TorchRunner:
         graph = subgraph.graph
         names = subgraph.states if settings.training else ()
         trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
-        self.state: StageStates = StageStates(subgraph, device, trained, None if share is None else share.state)
+        self.state: StageStates = StageStates(subgraph, device, trained, settings.budget, None if share is None else share.state)
         self._edges = {edge.value: edge for edge in subgraph.requires_activations}
         self._returns: dict[ValueRef, list[Source]] = {edge.value: [edge.value] for edge in subgraph.sends_gradients}
         parts = frozenset(edge.value for edge in subgraph.sends_gradients if gradient_parts(subgraph, edge.value) > 1)

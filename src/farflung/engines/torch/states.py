@@ -16,6 +16,7 @@ from farflung.engines.torch.initialize import initial_value
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import StateKind, Use
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["StageStates"]
 
@@ -26,12 +27,20 @@ class StageStates:
     ``trained``: names that get a gradient here (a gradient reaches them, and the job does not freeze them).
     """
 
-    def __init__(self, subgraph: SubGraph, device: torch.device, trained: frozenset[str], share: StageStates | None) -> None:
+    def __init__(
+        self,
+        subgraph: SubGraph,
+        device: torch.device,
+        trained: frozenset[str],
+        budget: MemoryBudget,
+        share: StageStates | None,
+    ) -> None:
+        """On a CPU, states count in ``budget`` while this object lives. First values are made on the CPU in any case."""
         self.tensors: dict[str, torch.Tensor] = {} if share is None else share.tensors
         self.trained = trained
         self._graph = subgraph.graph
         self._names = subgraph.states
-        self._device = device
+        self._device, self._budget = device, budget
         #: Shared too: micro-batches of another size add to the same gradients.
         self._leaves: dict[Use, torch.Tensor] = {} if share is None else share._leaves
         #: Sums of the parts of the step that have ended, by use.
@@ -46,15 +55,15 @@ class StageStates:
         for name in self._names:
             state = self._graph.state[name]
             if state.kind is StateKind.CONSTANT and state.data is not None:
-                self._constants[name] = initial_value(state, 0).to(device)
+                self._constants[name] = self._own_copy(initial_value(state, 0, budget))
             elif name not in self.tensors and state.data is not None:
-                self._set(name, initial_value(state, 0))
+                self._set(name, initial_value(state, 0, budget))
 
     def initialize(self, names: Sequence[str], seed: int) -> None:
         """Replay the recorded initializers of ``names`` (constants have their values already)."""
         for name in names:
             if name not in self._constants:
-                self._set(self._known(name), initial_value(self._graph.state[name], seed))
+                self._set(self._known(name), initial_value(self._graph.state[name], seed, self._budget))
 
     def load(self, states: Mapping[str, Array]) -> None:
         """Copy given values.
@@ -78,8 +87,14 @@ class StageStates:
             with torch.no_grad():
                 present.copy_(value)
             return
-        tensor = value.to(self._device)
+        tensor = self._own_copy(value)
         self.tensors[name] = tensor.requires_grad_() if name in self.trained else tensor
+
+    def _own_copy(self, value: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            self._budget.reserve(value.nbytes, "a state")
+            self._budget.release_with(self, value.nbytes)
+        return value.to(self._device)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of a state.

@@ -99,7 +99,8 @@ class StageSlices:
         unknown = [name for name in names if name not in self._specs]
         if unknown:
             raise WireError(f"stage {self.stage} has no state {unknown[0]!r:.80}")
-        arrays = decode_exact(all_arrays(message, len(names)), [self._specs[name] for name in names], names)
+        specs = [self._specs[name] for name in names]
+        arrays = decode_exact(all_arrays(message, len(names)), specs, names, self._setup.budget)
         return {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
 
     def task_message(self, task: Task, work: ActionInputs) -> SliceTask:
@@ -170,7 +171,7 @@ class StageSlices:
         packed = all_arrays(message, count + len(self.uses))
         arrays = self._bounded(packed[:count], limits)
         state, names = self._setup.graph.state, [use.state for use in self.uses]
-        sums = decode_exact(packed[count:], [state[name].spec for name in names], names)
+        sums = decode_exact(packed[count:], [state[name].spec for name in names], names, self._setup.budget)
         gradients = {use: array for use, array in zip(self.uses, sums, strict=True) if array is not None}
         return task, ActionResult(values=dict(zip(back, arrays, strict=True)), gradients=gradients, seconds=seconds)
 
@@ -193,7 +194,7 @@ class StageSlices:
             meta = one.array.meta
             if meta.numel * DTYPES[meta.dtype].itemsize > limit:
                 raise WireError(f"oversized: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan")
-            found.append(decode_array(one, max(self._largest, limit)))
+            found.append(decode_array(one, max(self._largest, limit), self._setup.budget))
         return found
 
 

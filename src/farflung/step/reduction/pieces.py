@@ -14,9 +14,11 @@ from itertools import accumulate
 import numpy as np
 
 from farflung.engines.base import Array
+from farflung.errors import WireError
 from farflung.graph.ir import TensorSpec
 from farflung.messages.arrays import all_arrays, decode_exact
 from farflung.messages.data import ArraysMessage
+from farflung.messages.schema import UNSET, kind_of
 from farflung.sync.reductions import Run, runs_of
 
 __all__ = ["GradientPiece", "Piece", "Sums", "first_servers", "pieces_of", "plus", "unpack_sums"]
@@ -92,9 +94,10 @@ def unpack_sums(piece: GradientPiece, message: ArraysMessage) -> Sums:
     """Return the sums in ``message``; shapes and types are checked against ``piece.specs`` before memory is taken.
 
     Raises:
-        WireError: they are others.
-        CodecError: a payload is malformed.
+        WireError: they are others, or some are compressed.
     """
+    if any(item is not None and item.payload is not UNSET for item in message.arrays):
+        raise WireError(f"the sums in a {kind_of(message)!r} are compressed: they never are")
     return decode_exact(all_arrays(message, len(piece.specs)), piece.specs, piece.states)
 
 

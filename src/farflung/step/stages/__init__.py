@@ -4,6 +4,7 @@
 - ``local_stages``: ``LocalStages``: runners and states, from the first values to a checkpoint.
 - ``delayed_update``: steps that compute with parameters one update older.
 - ``state_copies``: periodic copies of states on other workers.
+- ``state_hashes``: hashes of states, by which copies are checked.
 - ``copy_coding``: a copy on its way: pieces, coded against the previous copy.
 - ``retained_stages``: the states that an ended attempt leaves.
 """

@@ -36,6 +36,7 @@ def open_stage(
         recompute=setup.plan.stages[stage].recompute,
         split_backward=split_backward,
         optimizer=setup.job.optimizer,
+        budget=setup.budget,
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}

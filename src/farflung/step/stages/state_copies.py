@@ -22,6 +22,7 @@ from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.context import StepContext
 from farflung.step.stages.copy_coding import Coder, Incoming, MakePiece, Version
 from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.state_hashes import state_hashes
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency
@@ -205,6 +206,7 @@ class StateCopies:
         arrays = copy.read(retained_state.states)
         end = CopyEnd(run=run, step=retained_state.step, committed=retained_state.committed)
         try:
+            self._context.hooks.on_copied(retained_state.step, state_hashes(arrays))  # it arrives before the copy is complete
             for guard in guards:
                 for make in self._coder.pieces(run, arrays, base):
                     # Made on the thread that sends it, which knows the link's rate then.

@@ -134,9 +134,9 @@ class ValueExchange:
         least = 8 * len(plan.sync.layers[stage])  # times of layers are that large
         limits = [max(self._setup.graph.state[name].spec.nbytes, least) for name in names]
         if any(item is not None and item.payload is not UNSET for item in message.arrays):
-            arrays = self._gauge.decode(self._step, (stage, stage), lambda: _unpack(message, limits))
+            arrays = self._gauge.decode(self._step, (stage, stage), lambda: self._unpack(message, limits))
         else:
-            arrays = _unpack(message, limits)
+            arrays = self._unpack(message, limits)
         self._inbox.put(("sync", stage, message.tag, peer), arrays)
 
     def _send_plain(self, replica: StageReplica, tag: str, group: Sequence[int], arrays: Arrays) -> None:
@@ -148,12 +148,21 @@ class ValueExchange:
         named = dict(zip(replica.names(command.layers), arrays, strict=True))
         key = self._setup.job.seed, command.tag, replica.stage, replica.world.rank
         what = f"can't encode what replica {replica.world.rank} of stage {replica.stage} exchanges ({command.tag})"
-        with CODECS.blame(codec_name(command.codec), what, CodecError):
+        room = self._setup.budget.reserved(dense, "encoding what is exchanged")
+        with room, CODECS.blame(codec_name(command.codec), what, CodecError):
             payloads = self._gauge.encode(self._step, pair, lambda: replica.remembered.encode(command, named, *key))
         message = pack_payloads(self._head(replica, command.tag), payloads)
-        own = self._gauge.decode(self._step, pair, lambda: _unpack(message, [dense] * len(payloads)))
+        own = self._gauge.decode(self._step, pair, lambda: self._unpack(message, [dense] * len(payloads)))
         self._gauge.compare(self._step, pair, arrays, lambda: _arriving(replica, command.tag, named, own))
         self._post(replica, command.group, message, own, dense)
+
+    def _unpack(self, message: LayerExchange, limits: Sequence[int]) -> Arrays:
+        """Sizes are checked before memory is taken: not more arrays, and none larger, than the stage has parameters."""
+        arrays = [array for array in packed_arrays(message, len(limits)) if array is not None]
+        largest = sum(limits)  # sparse codecs send all as one
+        if sum(packed.array.meta.memory_nbytes for packed in arrays) > largest:
+            raise WireError(f"an exchange has at most {largest} bytes")
+        return [decode_array(packed, largest, self._setup.budget) for packed in arrays]
 
     def _post(self, replica: StageReplica, group: Sequence[int], message: LayerExchange, own: Arrays, dense: int) -> None:
         """Send ``message`` to the others of ``group``; ``own``: what they will read in it, put where theirs will come."""
@@ -187,12 +196,3 @@ def _arriving(replica: StageReplica, tag: str, named: Mapping[str, Array], own: 
     """What the others will have of ``named``, which ``replica`` encodes and decodes as ``own``."""
     parts = dict(zip(named, shaped(own, named.values()), strict=True))
     return list(replica.remembered.arrives(tag, parts).values())
-
-
-def _unpack(message: LayerExchange, limits: Sequence[int]) -> Arrays:
-    """Sizes are checked before memory is taken: not more arrays, and none larger, than the stage has parameters."""
-    arrays = [array for array in packed_arrays(message, len(limits)) if array is not None]
-    if sum(packed.array.meta.memory_nbytes for packed in arrays) > sum(limits):
-        raise WireError(f"an exchange has at most {sum(limits)} bytes")
-    largest = sum(limits)  # sparse codecs send all as one
-    return [decode_array(packed, largest) for packed in arrays]

@@ -20,7 +20,7 @@ from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
 from farflung.messages.arrays import FLOATING, PackedArray, decode_array
 from farflung.messages.data import Batch, SideKey, StateKey, UseKey, Value, ValueKey
-from farflung.messages.schema import UNSET, Message
+from farflung.messages.schema import UNSET, Message, Sections
 from farflung.plan.link_memory import route_of
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
@@ -91,7 +91,9 @@ class ValueTransfer:
         def make() -> Value:
             if codec is None or array.dtype.name not in FLOATING or not array.size:
                 return pack()
-            with CODECS.blame(choice.name, f"can't encode value {edge.value} for the link from {ends[0]} to {peer}", CodecError):
+            room = self._setup.budget.reserved(array.nbytes, f"encoding value {edge.value}")
+            what = f"can't encode value {edge.value} for the link from {ends[0]} to {peer}"
+            with room, CODECS.blame(choice.name, what, CodecError):
                 made = self.gauge.encode(step, link, pack)
             self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(route, ids, made)])
             return made
@@ -132,6 +134,7 @@ class ValueTransfer:
         Raises:
             WireError: the value is larger than what the plan sends there, or does not fit its header.
             CodecError: its payload is malformed.
+            MemoryExceeded: this process has no memory for it.
         """
         key = value.key
         if isinstance(key, ValueKey):
@@ -141,7 +144,7 @@ class ValueTransfer:
                 self.spoilt.check(key.step, peer, array)
             self._inbox.put(key, array)
         else:  # checked against the largest array of the run
-            self._inbox.put(key, decode_array(PackedArray(value.array, value.payload, value.sections), self._largest))
+            self._inbox.put(key, self._decoded(value, value.sections))
 
     def receive_batch(self, _: str, batch: Batch) -> None:
         """Store an input of a micro-batch in the inbox (transport thread).
@@ -158,16 +161,19 @@ class ValueTransfer:
     def _planned(self, peer: str, key: ValueKey, value: Value) -> Array:
         def decode() -> Array:
             if not self.samples.on or key.phase != Phase.TRAIN.value:
-                return decode_array(PackedArray(value.array, value.payload, value.sections), self._largest)
+                return self._decoded(value, value.sections)
             edge, ends = (key.value, key.source, key.target), (peer, self._setup.device)
             route = route_of(self._setup.plan, edge, ends, gradient=key.gradient)
             sections, array = self.samples.receive(route, (key.step, key.micro_batch), value, self._largest)
-            return decode_array(PackedArray(value.array, value.payload, sections), self._largest) if array is None else array
+            return self._decoded(value, sections) if array is None else array
 
         if value.payload is not UNSET or value.difference is not UNSET:
             link = (key.target, key.source) if key.gradient else (key.source, key.target)
             return self.gauge.decode(key.step, link, decode)
         return decode()
+
+    def _decoded(self, value: Value, sections: Sections) -> Array:
+        return decode_array(PackedArray(value.array, value.payload, sections), self._largest, self._setup.budget)
 
     def _check_size(self, key: ValueKey, value: Value) -> None:
         """Before memory is taken: a value has at most the elements that the plan's edge has."""

@@ -10,6 +10,7 @@ from farflung.engines.base import Array
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import ValueRef
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.arrays import all_arrays, decode_array, pack_arrays
 from farflung.messages.data import UnitInputs
 from farflung.plan.verification import Unit
@@ -58,11 +59,12 @@ def pack_inputs(run: str, unit: Unit, piece: SubGraph, inputs: UnitInputArrays |
     return pack_arrays(head, [array for _, array in pairs], None)
 
 
-def unpack_inputs(message: UnitInputs, piece: SubGraph) -> UnitInputArrays | None:
+def unpack_inputs(message: UnitInputs, piece: SubGraph, budget: MemoryBudget) -> UnitInputArrays | None:
     """Return what ``pack_inputs`` was given.
 
     Raises:
         WireError: the message has other arrays than the unit takes.
+        MemoryExceeded: ``budget`` has no room.
     """
     if message.arrays == (None,):
         return None
@@ -72,7 +74,7 @@ def unpack_inputs(message: UnitInputs, piece: SubGraph) -> UnitInputArrays | Non
     for edge, one in zip((*taken, *returned), packed, strict=True):
         if one is None:
             raise WireError(f"value {edge.value} of a unit is missing")
-        arrays.append(decode_array(one, edge.spec.nbytes * (_MOST_PARTS if edge in returned else 1)))
+        arrays.append(decode_array(one, edge.spec.nbytes * (_MOST_PARTS if edge in returned else 1), budget))
     values = {edge.value: array for edge, array in zip(taken, arrays, strict=False)}
     gradients: dict[ValueRef, list[Array]] = {}
     for edge, array in zip(returned, arrays[len(taken) :], strict=True):

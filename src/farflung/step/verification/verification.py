@@ -146,7 +146,7 @@ class Verification:
         with self._lock:
             if self._open.get(unit) != peer:
                 return  # too late
-        inputs = unpack_inputs(message, piece)
+        inputs = unpack_inputs(message, piece, self._context.setup.budget)
         with self._lock:
             self._arrived[unit] = inputs
 
