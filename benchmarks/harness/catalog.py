@@ -57,6 +57,7 @@ for _module, _name in {
     "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
     "faults.silent_connections": "SilentConnections",
+    "training.sites": "Sites",
     "training.sync_loss": "SyncLoss",
     "training.sync_memory": "SyncMemory",
     "commands.startup": "Startup",

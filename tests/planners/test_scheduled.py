@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from farflung.cluster import Topology
+from farflung.errors import PlanError
 from farflung.graph.builder import GraphBuilder
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import estimate
@@ -79,3 +80,54 @@ def test_schedules_are_compared_by_the_judge_that_is_given():
     job = JobSpec(micro_batch_sizes=(ROWS,) * 4, plan=PlanSpec(schedule="auto"))
     plan = get_planner("equal_number").judged_by(judge).plan(graph(), topology, job=job)
     assert (plan.schedule, asked) == ("eager-3", ["1f1b", "eager-2", "eager-3", "eager-4"])
+
+
+def with_ranks(topology, *ranks):
+    devices = [replace(device, ranks=count) for device, count in zip(topology.devices, ranks, strict=True)]
+    return topology.with_devices(devices)
+
+
+def test_sites_give_the_plan_groups():
+    topology = network(transfer=1e-6)
+    assert planned(topology, "1f1b")[0].schedule == "1f1b"
+    assert planned(with_ranks(topology, 2, 1, 1, 2), "1f1b")[0].schedule == "1f1b@2"
+    assert planned(with_ranks(topology, 2, 3, 1, 1), "1f1b")[0].schedule == "1f1b@6"
+
+
+def test_a_job_that_keeps_the_schedule_of_a_running_plan_keeps_its_groups():
+    topology = with_ranks(network(transfer=1e-6), 2, 2, 1, 1)
+    job = JobSpec(micro_batch_sizes=(ROWS,) * 16, plan=PlanSpec(planner="equal_number"))
+    running = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "gpipe@2"})})
+    assert get_planner("equal_number").plan(graph(), topology, job=running).schedule == "gpipe@2"
+
+
+def test_groups_are_no_larger_than_the_step():
+    topology = with_ranks(network(transfer=1e-6), 8, 8, 8, 8)
+    job = JobSpec(micro_batch_sizes=(ROWS,) * 4, plan=PlanSpec(planner="equal_number", schedule="1f1b"))
+    assert get_planner("equal_number").plan(graph(), topology, job=job).schedule == "1f1b@4"
+
+
+def test_a_site_has_the_parameters_on_each_rank_and_waits_for_whole_groups():
+    topology = network(transfer=1e-6)
+    plan, alone = planned(topology, "1f1b")
+    site = with_ranks(topology, 2, 1, 1, 1)
+    found = estimate(graph(), plan, site, JobSpec(micro_batch_sizes=(ROWS,) * 16))
+    first, before = found.replicas[0], alone.replicas[0]
+    assert first.memory["parameters"] == 2 * before.memory["parameters"]
+    assert first.memory["gradients"] == 5 * before.memory["gradients"]
+    assert first.memory["optimizer"] == before.memory["optimizer"]
+    assert first.forward_seconds == before.forward_seconds
+    three = with_ranks(topology, 3, 1, 1, 1)
+    slower = estimate(graph(), plan, three, JobSpec(micro_batch_sizes=(ROWS,) * 16)).replicas[0]
+    assert slower.forward_seconds == pytest.approx(before.forward_seconds * 18 / 16)
+    assert slower.backward_seconds == pytest.approx(before.backward_seconds * 18 / 16)
+
+
+def test_a_site_that_cannot_hold_the_stage_on_each_rank_is_refused():
+    job = JobSpec(micro_batch_sizes=(ROWS,) * 4, plan=PlanSpec(planner="equal_number", schedule="1f1b", recompute="never"))
+    plan = get_planner("equal_number").plan(graph(), network(transfer=1e-6), job=job)
+    needed = max(one.memory_bytes for one in estimate(graph(), plan, network(transfer=1e-6), job).devices)
+    topology = network(transfer=1e-6, memory=1.5 * needed)
+    get_planner("equal_number").plan(graph(), topology, job=job)
+    with pytest.raises(PlanError, match="memory"):
+        get_planner("equal_number").plan(graph(), with_ranks(topology, 2, 2, 2, 2), job=job)

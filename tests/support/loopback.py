@@ -189,14 +189,23 @@ class Loopback:
         reliable: bool = True,
         region: str = "",
         engine: str = "torch",
+        devices: tuple[str, ...] = (),
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
         observer: WorkObserver | None = None,
     ) -> Worker:
-        """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled."""
+        """One more worker; ``data``: its own data folder; an empty ``listen``: it can't be dialled; ``devices``: of a site."""
         said = self.said[name] = []
         place = data or self.home
         options = WorkerOptions(
-            engine=engine, listen=listen, memory=memory, data=place, any_path=any_path, reliable=reliable, region=region
+            engine=engine,
+            devices=devices,
+            isolation="auto" if devices else "off",
+            listen=listen,
+            memory=memory,
+            data=place,
+            any_path=any_path,
+            reliable=reliable,
+            region=region,
         )
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
         worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)
@@ -220,6 +229,7 @@ class Loopback:
             thread.join(timeout=PATIENCE)
         for worker in (*self._added, *self.workers.values()):
             worker.close()
+            worker.carried.device.engine.end()
         self.broker.close()
 
     def submit(self, job: JobSpec, *, base: Path | None = None) -> tuple[Bundle, Path]:

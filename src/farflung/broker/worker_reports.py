@@ -175,6 +175,7 @@ def _offer(message: Hello) -> Offer:
         operators=None if isinstance(item.operators, UnsetType) else frozenset(item.operators),
         precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
         installed=item.installed or 0.0,
+        ranks=item.ranks or 1,
     )
 
 

@@ -32,6 +32,7 @@ class Device:
     support. ``precisions``: of jobs that the engine supports (empty: not known, so all).
     ``host``: devices with the same name here share the cores of one host ("": it shares with nobody), and ``host_capacity`` of
     them reach their full speed at the same time; of k that compute at once, each reaches ``host_capacity / k`` of it.
+    ``ranks``: of a site, which compute as many micro-batches at once; ``memory`` and ``speed`` are those of all together.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Device:
     engine: str = ""
     lacks: frozenset[str] = frozenset()
     precisions: tuple[str, ...] = ()
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if wrong := list(self._wrong()):

@@ -71,7 +71,7 @@ def device_entry(device: Device) -> dict[str, Any]:
     }
     usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None, "convolution": 1.0}
     usual |= {"host": "", "host_capacity": float("inf")}
-    usual |= {"engine": "", "precisions": ()}
+    usual |= {"engine": "", "precisions": (), "ranks": 1}
     lacks = {"lacks": sorted(device.lacks)} if device.lacks else {}
     return entry | lacks | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
@@ -99,4 +99,5 @@ def device_of_entry(entry: Mapping[str, Any]) -> Device:
         engine=str(entry.get("engine", "")),
         lacks=frozenset(map(str, entry.get("lacks", ()))),
         precisions=tuple(map(str, entry.get("precisions", ()))),
+        ranks=int(entry.get("ranks", 1)),
     )

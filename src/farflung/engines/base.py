@@ -49,6 +49,7 @@ class EngineSettings:
     ``training=False`` is for evaluation and generation: no gradients, no update, states stay as they are.
     ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
     ``budget``: of the process that computes; states and what their initializers need at a time come from it.
+    ``any_order``: the ranks of a site may add gradients in another order than the job's.
     """
 
     device: str = "cpu"
@@ -59,6 +60,7 @@ class EngineSettings:
     training: bool = True
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     budget: MemoryBudget = field(default_factory=MemoryBudget, compare=False)
+    any_order: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

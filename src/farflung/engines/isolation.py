@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 
 from farflung.engines.base import Engine
 from farflung.engines.isolated import PROTECTIONS, IsolatedEngine, Zygote
 from farflung.engines.registry import get_engine
+from farflung.engines.site import SiteEngine, check_devices
 from farflung.errors import FarflungError, InputError
 
-__all__ = ["ISOLATION", "Opened", "describe", "missing", "open_engine"]
+__all__ = ["ISOLATION", "Opened", "describe", "missing", "open_engine", "open_site"]
 
 #: ``auto``: a process of its own with all protections that this machine has; ``required``: all of them, or no worker;
 #: ``off``: the worker's own process.
@@ -66,6 +68,34 @@ def open_engine(isolation: str, say: Callable[[str], None], *, memory: int = 1 <
     opened = Opened(get_engine(name), None) if isolation == "off" else _isolated(isolation, say, memory, name)
     say(describe(opened.holds))
     return opened
+
+
+def open_site(devices: Sequence[str], engine: str, isolation: str, say: Callable[[str], None]) -> Opened:
+    """The engine of a site on ``devices`` (``engines.site.check_devices``); ``isolation`` and ``say`` as ``open_engine``.
+
+    Raises:
+        InputError: there is no such device, the engine or the system can't have ranks, or ``required`` protections are missing.
+    """
+    if engine not in ("auto", "torch"):
+        raise InputError(f"--devices with --engine {engine!r:.40}: the ranks of a site compute with torch; remove one of the two")
+    if isolation == "off":
+        raise InputError("--devices with --isolation off: each rank is a process of its own; use --isolation auto")
+    if not sys.platform.startswith("linux"):
+        raise InputError(
+            f"--devices on {sys.platform}: the ranks of a site need Linux; join each device as a worker with --device"
+        )
+    zygote = Zygote("torch")
+    with ExitStack() as undo:
+        undo.callback(zygote.close)
+        site = SiteEngine(zygote, check_devices(devices, IsolatedEngine(zygote).devices()))
+        holds = site.attempt("", len(site.ranks) << 30).holds
+        lacks = missing(holds)
+        if lacks and isolation == "required":
+            raise InputError(f"--isolation required: this system can't take {_list(lacks)} from ranks; use --isolation auto")
+        undo.pop_all()
+    say(f"site of {len(site.ranks)} ranks: {', '.join(device.name for device in site.ranks)}")
+    say(describe(holds))
+    return Opened(site, holds)
 
 
 def _isolated(isolation: str, say: Callable[[str], None], memory: int, name: str) -> Opened:

@@ -90,7 +90,7 @@ class OfferItem(Item):
     ``memory``: bytes. ``speed``: FLOP/s. ``overhead``: seconds. ``convolution``: a ratio. ``isolation``: of a job's
     process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what
     the worker's engine supports. ``probe``: what it computes of a small graph (``engines.probe``). ``installed``: bytes of the
-    memory that all workers of the machine share.
+    memory that all workers of the machine share. ``ranks``: of a site, over which ``memory`` and ``speed`` are sums.
     """
 
     memory: Capacity
@@ -112,6 +112,7 @@ class OfferItem(Item):
     region: Word | UnsetType = UNSET
     disk: Amount | UnsetType = UNSET
     installed: Amount | UnsetType = UNSET
+    ranks: Annotated[int, Meta(ge=2, le=64)] | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):

@@ -84,14 +84,14 @@ def get_planner(name: str) -> Planner:
     """
     from farflung.planners.interleaved import Interleaving
     from farflung.planners.replicated import Replicating
-    from farflung.planners.scheduled import Scheduling
+    from farflung.planners.scheduled import Scheduling, Siting
 
     planner = PLANNERS.get(name)
     if name == "auto":
-        return Interleaving(planner)
+        return Siting(Interleaving(planner))
     if name in _GRIDS:
-        return Interleaving(Scheduling(planner))
-    return Interleaving(Replicating(Scheduling(planner), groups="random" if name == "random" else "search"))
+        return Siting(Interleaving(Scheduling(planner)))
+    return Siting(Interleaving(Replicating(Scheduling(planner), groups="random" if name == "random" else "search")))
 
 
 def planner_names() -> tuple[str, ...]:

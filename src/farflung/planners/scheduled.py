@@ -2,20 +2,26 @@
 
 Each of the schedules is judged with the planner's own stages; the one with fewer micro-batches in flight stays unless another
 is shorter by a fiftieth and fits. Cost: four estimates.
+
+A plan with sites goes through its micro-batches in groups, one micro-batch for each rank. A site counts as one device with the
+speed of its ranks together. Each rank has the parameters of the site's stages (``engines.site.runner``), so planners see the
+memory of one rank.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from farflung.cluster import Topology
+from farflung.cluster import Device, Topology
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Plan, estimate
 from farflung.planners.base import Evaluate, Judged, Planner
-from farflung.schedules import EAGER
+from farflung.schedules import EAGER, grouped, read_group
+from farflung.units import Bytes
 
-__all__ = ["Scheduling"]
+__all__ = ["Scheduling", "Siting"]
 
 _WORTH = 0.98
 
@@ -50,3 +56,30 @@ class Scheduling:
             if found.feasible and found.step_seconds < _WORTH * seconds:
                 best, seconds = other, found.step_seconds
         return best
+
+
+class Siting:
+    """``planner``, but plans with sites have a schedule in groups."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self.name = planner.name
+
+    def judged_by(self, evaluate: Evaluate) -> Planner:
+        """The same planner, whose plans are compared by ``evaluate``."""
+        return Siting(self._planner.judged_by(evaluate)) if isinstance(self._planner, Judged) else self
+
+    def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
+        """See ``Planner.plan``."""
+        ranks = {device.name: device.ranks for device in topology.devices}
+        if set(ranks.values()) == {1}:
+            return self._planner.plan(graph, topology, job=job)
+        devices = tuple(_one_rank(device) for device in topology.devices)
+        plan = self._planner.plan(graph, topology.with_devices(devices), job=job)
+        base, given = read_group(plan.schedule)  # a job may name a group, and so does one that keeps a running plan's schedule
+        count = math.lcm(given, *(ranks[device] for device in plan.devices))
+        return replace(plan, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
+
+
+def _one_rank(device: Device) -> Device:
+    return replace(device, memory=Bytes(device.memory / device.ranks), ranks=1)

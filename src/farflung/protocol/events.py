@@ -71,7 +71,7 @@ class Offer:
     otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
     up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
     what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
-    machine share (0: unknown).
+    machine share (0: unknown). ``ranks``: devices of a site, which compute different micro-batches at the same time (1: no site).
     """
 
     memory: float
@@ -91,6 +91,7 @@ class Offer:
     operators: frozenset[str] | None = None
     precisions: tuple[str, ...] = ()
     installed: float = 0.0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, retained, splits
+from farflung.schedules.grouped import grouped, read_group
 from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipeline_times import (
     Exchange,
@@ -35,10 +36,12 @@ __all__ = [
     "as_ready",
     "check_schedule",
     "get_schedule",
+    "grouped",
     "in_flight",
     "orders_of",
     "part_of",
     "prepare_order",
+    "read_group",
     "retained",
     "schedule_names",
     "splits",

@@ -26,8 +26,18 @@ from functools import partial
 from farflung.errors import PlanError
 from farflung.registry import Registry
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
+from farflung.schedules.grouped import Grouped, read_group
 
-__all__ = ["EAGER", "GPipe", "Interleaved", "OneForwardOneBackward", "ZeroBubble", "get_schedule", "schedule_names"]
+__all__ = [
+    "EAGER",
+    "GPipe",
+    "Grouped",
+    "Interleaved",
+    "OneForwardOneBackward",
+    "ZeroBubble",
+    "get_schedule",
+    "schedule_names",
+]
 
 
 class GPipe:
@@ -143,12 +153,13 @@ _SCHEDULES.add("zb-h1", ZeroBubble)
 
 
 def get_schedule(name: str) -> PipelineSchedule:
-    """The schedule called ``name``.
+    """The schedule called ``name``, or a group of it (``schedules.grouped``).
 
     Raises:
         InputError: nothing has that name; the text lists the known ones.
     """
-    return _SCHEDULES.get(name)
+    base, count = read_group(name)
+    return _SCHEDULES.get(base) if count == 1 else Grouped(_SCHEDULES.get(base), count)
 
 
 def schedule_names() -> tuple[str, ...]:

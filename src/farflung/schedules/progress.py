@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import in_flight
@@ -60,6 +61,16 @@ class Progress:
             if len(self._tracks) == 1 or self._at[1 - index] - at >= track.lead:
                 found += track.actions[at : at + 1]
         return tuple(found)
+
+    def run(self, head: Action, most: int) -> tuple[Action, ...]:
+        """``head``, one of ``heads``, and the actions of its kind that follow it, up to a multiple of ``most`` micro-batches."""
+        for at, track in zip(self._at, self._tracks, strict=True):
+            if track.actions[at : at + 1] == (head,):
+                same = takewhile(
+                    lambda a: a.kind is head.kind and a.micro_batch // most == head.micro_batch // most, track.actions[at:]
+                )
+                return tuple(same)
+        raise ValueError(f"{head} is not next: it is one of {self.heads()}")
 
     def take(self, action: Action) -> None:
         """``action``, one of ``heads``, begins.

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farflung.engines.base import Array, MicroBatch, StageRunner
+from farflung.engines.site.runner import SiteRunner
 from farflung.graph.ir import Use, ValueRef
 from farflung.schedules.base import ActionKind
 
-__all__ = ["ActionInputs", "ActionResult", "compute"]
+__all__ = ["ActionInputs", "ActionResult", "begin", "compute", "lanes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,22 @@ class ActionResult:
     loss: float | None = None
     gradients: Mapping[Use, Array] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+def lanes(runner: StageRunner) -> int:
+    """How many micro-batches ``runner`` computes at the same time."""
+    return runner.lanes if isinstance(runner, SiteRunner) else 1
+
+
+def begin(runner: StageRunner, work: Sequence[tuple[MicroBatch, ActionInputs]], kind: ActionKind) -> None:
+    """Let the runner of a site begin several actions of one kind; ``compute`` then waits for each of them."""
+    assert isinstance(runner, SiteRunner)
+    if kind is ActionKind.FORWARD:
+        runner.begin_forwards([(key, inputs.values or {}, inputs.data) for key, inputs in work])
+    elif kind is ActionKind.BACKWARD:
+        runner.begin_backwards([(key, inputs.gradients, inputs.weight) for key, inputs in work])
+    else:
+        runner.begin_weights([key for key, _ in work])
 
 
 def compute(runner: StageRunner, key: MicroBatch, inputs: ActionInputs, kind: ActionKind) -> ActionResult:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from farflung.engines.base import Array, StageRunner
 from farflung.graph.cut import SubGraph
 from farflung.schedules import Progress, as_ready, get_schedule
 from farflung.schedules.base import Action, ActionKind
-from farflung.step.actions import ActionInputs, ActionResult
+from farflung.step.actions import ActionInputs, ActionResult, lanes
 from farflung.step.context import StepContext
 from farflung.step.ready_loop import QueuedActions, run_actions
 from farflung.step.reduction.gradient_exchange import GradientExchange
@@ -112,6 +113,12 @@ class _ScheduledActions(QueuedActions):
 
     def runner(self, action: Action) -> StageRunner:
         return self._stages.runner(action.stage, action.micro_batch)
+
+    def together(self, action: Action) -> Sequence[Action]:
+        """Return the actions that a site computes together: not the last backward under a strategy that watches it."""
+        runner = self.runner(action)
+        found = self._queues[action.stage].run(action, lanes(runner)) if lanes(runner) > 1 else (action,)
+        return tuple(takewhile(lambda one: self.runner(one) is runner, found))
 
     def weight(self, action: Action) -> float:
         return self._context.setup.job.weight(action.micro_batch) / self._context.setup.part

@@ -15,7 +15,7 @@ from farflung.errors import FailedBatch
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import ValueRef
 from farflung.schedules.base import Action, ActionKind
-from farflung.step.actions import ActionInputs, ActionResult, compute
+from farflung.step.actions import ActionInputs, ActionResult, begin, compute
 from farflung.step.context import StepContext
 from farflung.step.failed_batch import blaming
 from farflung.step.inbox import Inbox
@@ -168,6 +168,8 @@ class QueuedActions:
         self.step, self.training = step, training
         self._offered: list[tuple[Action, list[Hashable]]] | None = None
         self._ready: Action | None = None
+        #: The inputs of actions that a site computes already.
+        self._begun: dict[Action, ActionInputs] = {}
 
     def heads(self) -> Sequence[Action]:
         """Return the actions that may come next, the preferred first (empty: none is left)."""
@@ -193,6 +195,10 @@ class QueuedActions:
         """``action`` is computed and its results are sent: remove it from its queue."""
         raise NotImplementedError
 
+    def together(self, action: Action) -> Sequence[Action]:
+        """Return ``action`` and those after it that its runner computes at the same time."""
+        return (action,)
+
     # -- ActionSource -------------------------------------------------------------------------------------------------
 
     @property
@@ -203,8 +209,14 @@ class QueuedActions:
     @property
     def _offers(self) -> list[tuple[Action, list[Hashable]]]:
         if self._offered is None:
-            self._offered = [(action, input_keys(self._routes, self.piece(action), action)) for action in self.heads()]
+            self._offered = [(head, self._keys(head)) for head in self.heads()]
         return self._offered
+
+    def _keys(self, head: Action) -> list[Hashable]:
+        """The keys of what ``head`` waits for, with those that it is computed together with."""
+        if head in self._begun:
+            return []
+        return [key for action in self.together(head) for key in input_keys(self._routes, self.piece(action), action)]
 
     def has_news(self) -> bool:
         """See ``ActionSource``."""
@@ -224,7 +236,18 @@ class QueuedActions:
         return self._ready
 
     def inputs(self, action: Action) -> ActionInputs:
-        """See ``ActionSource``."""
+        """See ``ActionSource``; the runner of a site begins to compute all actions that it computes together."""
+        if action in self._begun:
+            return self._begun.pop(action)
+        actions = self.together(action)
+        if len(actions) == 1:
+            return self._take(action)
+        taken = {one: self._take(one) for one in actions}
+        self._begun |= {one: inputs for one, inputs in taken.items() if one != action}
+        begin(self.runner(action), [(MicroBatch(self.step, one.micro_batch), taken[one]) for one in actions], action.kind)
+        return taken[action]
+
+    def _take(self, action: Action) -> ActionInputs:
         piece = self.piece(action)
         if action.kind is ActionKind.WEIGHT:
             return ActionInputs()

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_device
-from farflung.engines.isolation import Opened, open_engine
+from farflung.engines.isolation import Opened, open_engine, open_site
 from farflung.engines.probe import probe_engine
 from farflung.engines.selection import open_selected
 from farflung.errors import InputError
@@ -38,7 +38,7 @@ class MeasuredDevice:
             InputError: there is no such device, or it does not work.
         """
         engine, peak, memory = opened.engine, options.peak, options.memory
-        chosen, report = measure_device(engine, options.device, peak, log)
+        chosen, report = measure_device(engine, AUTO if options.devices else options.device, peak, log)
         if memory is None:
             free = psutil.virtual_memory().available if chosen.kind == "cpu" else report.free_bytes
             memory = _MEMORY_SHARE * free
@@ -60,6 +60,7 @@ class MeasuredDevice:
                 "precisions": support.precisions,
                 "probe": probe_engine(engine, chosen.name),
                 "isolation": opened.level,
+                **({"ranks": len(options.devices)} if options.devices else {}),
                 **_speed(report),
             }
         )
@@ -101,7 +102,11 @@ def open_device(options: WorkerOptions, log: Callable[[str], None], phase: Calla
         phase(f"loading {f'the engine {name}' if library is None else library.title}")
         return open_engine(options.isolation, log, name=name)
 
-    opened = open_selected(options.engine, options.device, opening)
+    if options.devices:
+        phase("starting the ranks of the site")
+        opened = open_site(options.devices, options.engine, options.isolation, log)
+    else:
+        opened = open_selected(options.engine, options.device, opening)
     with ExitStack() as undo:
         undo.callback(opened.engine.end)
         phase("measuring the speed of the device")

@@ -13,6 +13,7 @@ class WorkerOptions:
     """How this machine takes part.
 
     ``engine``: as ``engines.selection.open_selected``. ``device``: as ``engines.choose_device``.
+    ``devices``: of a site, as ``engines.site.check_devices`` (empty: it is one device).
     ``memory``: bytes that training may use (None: four fifths of what is free).
     ``listen``: where peers reach it.
     ``advertise``: the host that it tells its peers (default: the one by which it reaches the broker).
@@ -26,6 +27,7 @@ class WorkerOptions:
 
     engine: str = "auto"
     device: str = "cpu"
+    devices: tuple[str, ...] = ()
     memory: float | None = None
     listen: str = "0.0.0.0:0"
     advertise: str | None = None

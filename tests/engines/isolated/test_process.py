@@ -19,7 +19,7 @@ import pytest
 
 from farflung.engines import EngineSettings, MicroBatch, StageRunner
 from farflung.engines.base import Engine
-from farflung.engines.isolated import AttemptEngine, IsolatedEngine, Zygote
+from farflung.engines.isolated import AttemptEngine, IsolatedEngine, Zygote, start_attempt
 from farflung.engines.isolated import process as starting
 from farflung.engines.isolated.process import Compute, Deadlines
 from farflung.errors import EngineCrashed, GraphError, InputError
@@ -114,7 +114,7 @@ def test_memory_beyond_the_limit_is_refused(engine: IsolatedEngine) -> None:
 
 
 def test_a_process_that_does_not_answer_is_ended(zygote: Zygote) -> None:
-    attempt = AttemptEngine(zygote, 1 << 28, deadlines=Deadlines(floor=0.05, first=0.05))
+    attempt = start_attempt(zygote, 1 << 28, deadlines=Deadlines(floor=0.05, first=0.05))
     process = compute_process(zygote)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(EngineCrashed, match=r"^listing the devices: no answer within 50 ms; its process was ended$"):
@@ -124,7 +124,7 @@ def test_a_process_that_does_not_answer_is_ended(zygote: Zygote) -> None:
 
 
 def test_another_thread_can_end_a_call_that_waits(zygote: Zygote) -> None:
-    attempt = AttemptEngine(zygote, 1 << 28)
+    attempt = start_attempt(zygote, 1 << 28)
     compute_process(zygote).send_signal(signal.SIGSTOP)
     raised: list[BaseException] = []
     caller = threading.Thread(target=lambda: _call(attempt, raised), name="caller")
@@ -142,14 +142,14 @@ def _call(attempt: AttemptEngine, raised: list[BaseException]) -> None:
 
 
 def test_a_killed_process_says_how_large_it_was(zygote: Zygote) -> None:
-    attempt = AttemptEngine(zygote, 1 << 28)
+    attempt = start_attempt(zygote, 1 << 28)
     compute_process(zygote).kill()
     with pytest.raises(EngineCrashed, match=r"died of SIGKILL in listing the devices \(it had .* MB; the system may be short"):
         attempt.devices()
 
 
 def test_the_process_ends_with_the_last_reference(zygote: Zygote) -> None:
-    attempt = AttemptEngine(zygote, 1 << 28)
+    attempt = start_attempt(zygote, 1 << 28)
     runner = opened(attempt, crashing_graph(crashes=False))
     process = compute_process(zygote)
     del attempt
@@ -167,17 +167,17 @@ def test_a_process_that_cannot_start_leaves_no_folder(zygote: Zygote, tmp_path: 
     monkeypatch.setattr(starting, "make_file", refuse)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        AttemptEngine(zygote, 1 << 28)
+        start_attempt(zygote, 1 << 28)
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 _WORKER = """
 import sys
-from farflung.engines.isolated import AttemptEngine, Zygote
+from farflung.engines.isolated import Zygote, start_attempt
 from tests.engines.isolated.test_process import compute_process
 zygote = Zygote()
-attempt = AttemptEngine(zygote, 1 << 28)
+attempt = start_attempt(zygote, 1 << 28)
 print(zygote.pid, compute_process(zygote).pid, attempt._compute.scratch, flush=True)
 sys.stdin.read()
 """
@@ -202,12 +202,12 @@ def test_nothing_is_left_of_a_worker_that_was_killed(tmp_path: Path) -> None:
 
 def test_attempts_leave_no_files_processes_or_folders(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    AttemptEngine(zygote, 1 << 28)  # whatever is opened once
+    start_attempt(zygote, 1 << 28)  # whatever is opened once
     gc.collect()
     own, forks = psutil.Process(), psutil.Process(zygote.pid)
     files, forked_files = own.num_fds(), forks.num_fds()
     for _ in range(20):
-        AttemptEngine(zygote, 1 << 28)
+        start_attempt(zygote, 1 << 28)
     gc.collect()
     assert own.num_fds() <= files
     assert forks.num_fds() <= forked_files
@@ -216,7 +216,7 @@ def test_attempts_leave_no_files_processes_or_folders(zygote: Zygote, tmp_path: 
 
 
 def test_the_process_that_forks_collects_the_guards(zygote: Zygote) -> None:
-    attempt = AttemptEngine(zygote, 1 << 28)
+    attempt = start_attempt(zygote, 1 << 28)
     guard = psutil.Process(compute_process(zygote).ppid())
     assert guard.ppid() == zygote.pid, "else the first process of a container would have to"
     attempt.end()

@@ -50,6 +50,7 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
             engine=member.offer.versions.get("engine", ""),
             lacks=_lacking(member.offer),
             precisions=member.offer.precisions,
+            ranks=member.offer.ranks,
         )
         for member in members
     }

@@ -190,6 +190,7 @@ class StatusQueries:
             "speed_factor": member.offer.factor / member.drift,
             "overhead": member.offer.overhead,
             "kind": member.offer.kind,
+            "ranks": member.offer.ranks,
             "description": member.offer.description,
             "versions": dict(member.offer.versions),
             "precisions": list(member.offer.precisions),

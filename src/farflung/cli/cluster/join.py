@@ -53,6 +53,9 @@ def join(
     name: Annotated[str | None, typer.Option(help="Name of this worker (default: from the host name).")] = None,
     engine: Annotated[str, typer.Option(help="auto (an installed one, with an accelerator if there is one), or torch.")] = "auto",
     device: Annotated[str, typer.Option(help="auto (an accelerator, if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
+    devices: Annotated[
+        str | None, typer.Option(help="Join as a site, with a rank for each device: all, 0,1, cuda:0,cuda:1 or cpu,cpu.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "8 GB" (default: 80 % of what is free).')] = None,
     peak: Annotated[str | None, typer.Option(help='Peak speed, e.g. "20 TFLOP/s" (default: measured).')] = None,
     listen: Annotated[str, typer.Option(help="Address to listen on for other workers.")] = "0.0.0.0:0",
@@ -91,11 +94,12 @@ def join(
     from farflung.worker.reconnect import Service
 
     raise_descriptor_limit()
-    notices = _spot_notices(spot_notices)
+    notices, site = _spot_notices(spot_notices), _site_devices(devices, device)
     invitation = parse_ticket(ticket)
     options = WorkerOptions(
         engine=engine,
         device=device,
+        devices=site,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen="" if no_listen else listen,
@@ -185,6 +189,18 @@ def _leave_by_notice(serving: Service, activity: Activity) -> None:
     serving.part()
 
 
+def _site_devices(devices: str | None, device: str) -> tuple[str, ...]:
+    if devices is None:
+        return ()
+    if device != "auto":
+        raise InputError(
+            f"--device {device} with --devices {devices:.60}: a worker is one device or a site; remove one of the two"
+        )
+    from farflung.engines.site.devices import parse_devices  # here: it loads the engines' packages, which few workers need now
+
+    return parse_devices(devices)
+
+
 def _known_isolation(isolation: str) -> str:
     known = ("auto", "required", "off")  # engines.isolation.ISOLATION, which would load more than registration needs
     if isolation not in known:
@@ -207,6 +223,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
 
     check_name(own)
     words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device]
+    words += ["--devices", ",".join(options.devices)] if options.devices else []
     words += [] if options.engine == "auto" else ["--engine", options.engine]
     words += ["--listen", options.listen] if options.listen else ["--no-listen"]
     words += ["--data", str(options.data.resolve())]

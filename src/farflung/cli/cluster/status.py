@@ -92,8 +92,9 @@ def _engine(member: Mapping[str, Any]) -> str:
 
 def _state_of(member: Mapping[str, Any]) -> str:
     """Return the state of a worker, its run, and notes on the owner's limits and on problems."""
-    notes = [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
-    if member.get("idle") and not notes:
+    notes = [f"site of {member['ranks']} ranks"] if member.get("ranks", 1) > 1 else []
+    notes += [word for word in (member.get("parting"), "paused" if member.get("paused") else "") if word]
+    if member.get("idle") and not (member.get("parting") or member.get("paused")):
         notes.append(member["idle"])
     if member.get("standing") and member["standing"] not in notes:
         notes.append(member["standing"])

@@ -11,8 +11,8 @@ In the order in which a call passes through:
 - ``service``: answers the calls with another engine.
 """
 
-from farflung.engines.isolated.engine import AttemptEngine, IsolatedEngine
+from farflung.engines.isolated.engine import AttemptEngine, IsolatedEngine, start_attempt
 from farflung.engines.isolated.lockdown import PROTECTIONS
 from farflung.engines.isolated.process import Zygote
 
-__all__ = ["PROTECTIONS", "AttemptEngine", "IsolatedEngine", "Zygote"]
+__all__ = ["PROTECTIONS", "AttemptEngine", "IsolatedEngine", "Zygote", "start_attempt"]

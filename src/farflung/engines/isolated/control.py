@@ -26,6 +26,7 @@ __all__ = [
     "EngineCall",
     "EngineMethod",
     "Exited",
+    "Fold",
     "Locked",
     "Message",
     "OpenStage",
@@ -61,19 +62,24 @@ class Started(Message, frozen=True, kw_only=True):
 
 
 class Spawn(Message, frozen=True, kw_only=True):
-    """Fork a process that computes. Three files come along: its end of the channel, of the status, and the shared memory."""
+    """Fork the processes that compute. These files come along: the ends of the channels, the shared memories, the status.
+
+    ``memory``: bytes for the tensors of each process. ``ranks``: how many processes (1: no site).
+    """
 
     memory: int
     accelerator: bool
     scratch: str
+    ranks: int = 1
 
 
 class Exited(Message, frozen=True, kw_only=True):
-    """The process that computes has ended, by ``signal`` (0: by itself, with ``code``). ``resident``: its most bytes."""
+    """A process that computes has ended, by ``signal`` (0: by itself, with ``code``). ``resident``: its most bytes."""
 
     signal: int
     code: int
     resident: int
+    rank: int = 0
 
 
 # -- the worker and the process that computes ----------------------------------------------------------------------------
@@ -110,6 +116,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     #: The total of its budget (``None``: no limit).
     memory: int | None
+    any_order: bool = False
+
+
+class Fold(msgspec.Struct, frozen=True, array_like=True):
+    """In the sum of a site: add the gradients of micro-batch ``index``, which ``rank`` computed; then end a part of the sum.
+
+    ``index`` -1: add nothing. ``close``: ``StageRunner.close_part`` follows, with ``last``.
+    """
+
+    step: int
+    index: int
+    rank: int
+    close: bool = False
+    last: bool = False
 
 
 class OpenStage(Message, frozen=True, kw_only=True):
@@ -125,7 +145,7 @@ class OpenStage(Message, frozen=True, kw_only=True):
 Method = Literal[
     "initialize", "load", "forward", "backward", "backward_weights", "close_part", "take_gradients", "put_gradients",
     "use_gradients", "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients",
-    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close",
+    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close", "fold",
 ]  # fmt: skip
 
 
@@ -143,9 +163,12 @@ class Call(Message, frozen=True, kw_only=True):
     scale: Slot | None = None
     weight: float = 0.0
     last: bool = False
+    folds: tuple[Fold, ...] = ()
 
 
-EngineMethod = Literal["verify", "initial_states", "clip_scale", "set_threads", "devices", "support", "measure", "share"]
+EngineMethod = Literal[
+    "verify", "initial_states", "clip_scale", "set_threads", "devices", "support", "measure", "share", "connect"
+]
 
 
 class EngineCall(Message, frozen=True, kw_only=True):

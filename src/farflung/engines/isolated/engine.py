@@ -19,25 +19,38 @@ from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 
-__all__ = ["AttemptEngine", "IsolatedEngine"]
+__all__ = ["AttemptEngine", "IsolatedEngine", "start_attempt", "start_compute"]
 
 _LEAST_SHARED = 256 << 20
 _PAGE = 1 << 16
 
 
+def start_compute(
+    zygote: Zygote, memory: int, *, accelerator: bool = False, deadlines: Deadlines | None = None, ranks: int = 1
+) -> Compute:
+    """Fork the processes of an attempt; see ``Compute``. ``memory``: of each."""
+    shared = 2 * max(memory or psutil.virtual_memory().total, _LEAST_SHARED) // _PAGE * _PAGE + _PAGE
+    return Compute(zygote, memory, shared=shared, accelerator=accelerator, deadlines=deadlines, ranks=ranks)
+
+
+def start_attempt(zygote: Zygote, memory: int, *, accelerator: bool = False, deadlines: Deadlines | None = None) -> AttemptEngine:
+    """The engine of an attempt in a new process; see ``Compute``."""
+    return AttemptEngine(start_compute(zygote, memory, accelerator=accelerator, deadlines=deadlines), zygote.version)
+
+
 class AttemptEngine:
     """An ``Engine`` in a process of its own, which ends with the last reference to it and its runners, or with ``end``."""
 
-    def __init__(self, zygote: Zygote, memory: int, *, accelerator: bool = False, deadlines: Deadlines | None = None) -> None:
-        """See ``Compute``."""
-        self._version = zygote.version
-        shared = 2 * max(memory or psutil.virtual_memory().total, _LEAST_SHARED) // _PAGE * _PAGE + _PAGE
-        self._compute = Compute(zygote, memory, shared=shared, accelerator=accelerator, deadlines=deadlines)
+    def __init__(self, compute: Compute, version: str, rank: int = 0) -> None:
+        """``rank``: which of the processes of ``compute`` this is the engine of; the engine of rank 0 closes them."""
+        self._version = version
+        self._compute, self.rank = compute, rank
         #: One exchange at a time; reentrant, because gradients are taken inside a backward.
         self._lock = RLock()
         self._runners = 0
         self._graph: Graph | None = None
-        weakref.finalize(self, self._compute.close)
+        if rank == 0:
+            weakref.finalize(self, compute.close)
 
     @property
     def holds(self) -> tuple[str, ...]:
@@ -50,8 +63,9 @@ class AttemptEngine:
     def message(self) -> Iterator[Arena]:
         """The shared memory to write a message's arrays into; inside, ``ask`` sends the message."""
         with self._lock:
-            self._compute.arena.begin()
-            yield self._compute.arena
+            arena = self._compute.arenas[self.rank]
+            arena.begin()
+            yield arena
 
     def ask(self, message: Message, what: str, ready: Callable[[int], None] | None = None) -> Done:
         """Send a message and return the answer; ``ready`` is called as ``StageRunner.watch`` says.
@@ -60,7 +74,16 @@ class AttemptEngine:
             FarflungError: the engine refuses, with its own error.
             EngineCrashed: the process has died, or does not answer in time.
         """
-        answer = self._compute.ask(message, what)
+        self.post(message)
+        return self.answer(what, ready)
+
+    def post(self, message: Message) -> None:
+        """Send a message; ``answer`` must follow, inside the same ``message``."""
+        self._compute.post(message, self.rank)
+
+    def answer(self, what: str, ready: Callable[[int], None] | None = None) -> Done:
+        """The answer to the last message, as ``ask`` returns it."""
+        answer = self._compute.answer(what, self.rank)
         while isinstance(answer, Reached):
             try:
                 if ready is not None:
@@ -68,13 +91,14 @@ class AttemptEngine:
             except BaseException:
                 self.end()  # it waits inside a backward that nobody will go on with
                 raise
-            self._compute.arena.begin()
-            answer = self._compute.ask(Resume(), what)
+            self._compute.arenas[self.rank].begin()
+            self.post(Resume())
+            answer = self._compute.answer(what, self.rank)
         return answer
 
     def copy(self, slot: Slot) -> Array:
         """A copy of an array of the last answer."""
-        return self._compute.arena.copy(slot)
+        return self._compute.arenas[self.rank].copy(slot)
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
@@ -121,6 +145,7 @@ class AttemptEngine:
                     training=settings.training,
                     optimizer=settings.optimizer.model_dump_json(),
                     memory=settings.budget.total,
+                    any_order=settings.any_order,
                 ),
                 share=None if share is None else share.number,
             )
@@ -210,12 +235,17 @@ class IsolatedEngine:
             EngineCrashed: it ends before it is ready.
         """
         deadlines = Deadlines(computing=patience)
-        return AttemptEngine(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu", deadlines=deadlines)
+        return start_attempt(self._zygote, memory, accelerator=device.partition(":")[0] != "cpu", deadlines=deadlines)
 
     @property
     def forks_after_use(self) -> bool:
         """Whether a process may fork after the engine has computed in it."""
         return True
+
+    @property
+    def forks(self) -> int:
+        """The number of the process that forks (0: it does not run)."""
+        return self._zygote.pid
 
     @property
     def lost(self) -> bool:

@@ -29,10 +29,10 @@ class _Beneath(ctypes.Structure):
     _fields_ = [("rights", ctypes.c_uint64), ("descriptor", ctypes.c_int32)]
 
 
-def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Sequence[str] = ()) -> bool:
+def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Sequence[str] = (), *, tcp: bool = False) -> bool:
     """Let this thread read below ``readable`` and write below ``writable`` only, and use ``devices``; none may be absent.
 
-    Returns whether the kernel does it. ``no_new_privs`` must be set.
+    ``tcp``: leave TCP to the process. Returns whether the kernel does it. ``no_new_privs`` must be set.
     """
     library = ctypes.CDLL(None, use_errno=True)
     version = library.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION)
@@ -40,7 +40,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Se
         return False
     every = _FIRST_RIGHTS
     every |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0) | (_DEVICES if version >= 5 else 0)
-    rules = _Ruleset(every, _BIND | _CONNECT if version >= 4 else 0, 3 if version >= 6 else 0)
+    rules = _Ruleset(every, _BIND | _CONNECT if version >= 4 and not tcp else 0, 3 if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = library.syscall(_CREATE, ctypes.byref(rules), ctypes.c_size_t(size), 0)
     if ruleset < 0:

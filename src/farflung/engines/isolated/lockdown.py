@@ -8,10 +8,13 @@ Source: landlock(7), seccomp(2), user_namespaces(7), capabilities(7). Cost: 2 ms
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,13 +22,14 @@ from dataclasses import dataclass
 from farflung.engines.isolated.landlock import restrict_files
 from farflung.engines.isolated.seccomp import restrict_calls
 
-__all__ = ["PROTECTIONS", "Limits", "adopt_orphans", "lock_down", "new_namespaces"]
+__all__ = ["PROTECTIONS", "Limits", "adopt_orphans", "lock_down", "new_namespaces", "raise_loopback"]
 
 #: What a whole sandbox takes away.
 PROTECTIONS = ("network", "files", "processes", "privileges", "memory")
 _NEW_USER, _NEW_NETWORK, _NEW_IPC, _NEW_PID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _DROP_BOUNDING, _NO_NEW_PRIVILEGES = 1, 4, 24, 38
 _ADOPT = 36
+_SET_INTERFACE_FLAGS = 0x8914
 _LAST_CAPABILITY = 40
 _CAPABILITIES_VERSION = 0x20080522
 #: What libraries read besides themselves: the processor's features (without them, kernels and results differ), and memory.
@@ -33,6 +37,8 @@ _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
     "/proc/sys/vm/overcommit_memory", "/sys/devices/system", "/sys/fs/cgroup", "/dev/urandom",
 )  # fmt: skip
+#: What Gloo reads before it opens a socket: the kinds of PCI devices, and interfaces.
+_INTERFACES = ("/sys/bus/pci/devices", "/sys/devices", "/sys/class/net")
 _DEVICES = ("/dev", "/proc", "/sys")
 #: What a process may have beside its tensors' memory, in bytes, and as a share of it: holes in the heap, stacks of threads.
 _MORE, _SHARE = 256 << 20, 4
@@ -43,11 +49,15 @@ _DESCRIPTORS, _FILE_BYTES = 256, 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """``memory``: bytes for tensors (0: no limit). ``accelerator``: it may use devices. ``scratch``: a folder to write."""
+    """``memory``: bytes for tensors (0: no limit). ``accelerator``: it may use devices. ``scratch``: a folder to write.
+
+    ``speaks``: it is a rank of a site, and may use the network of its namespace.
+    """
 
     memory: int = 0
     accelerator: bool = False
     scratch: str = ""
+    speaks: bool = False
 
 
 def adopt_orphans() -> None:
@@ -64,6 +74,18 @@ def new_namespaces() -> bool:
     return bool(library.unshare(_NEW_USER | _NEW_NETWORK | _NEW_IPC | _NEW_PID) == 0)
 
 
+def raise_loopback() -> bool:
+    """Switch on the loopback interface of a new network namespace, which has no other; return whether it worked."""
+    name, up = b"lo", 0x1  # IFF_UP
+    request = struct.pack("16sh22x", name, up)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        try:
+            fcntl.ioctl(control, _SET_INTERFACE_FLAGS, request)
+        except OSError:
+            return False
+    return True
+
+
 def lock_down(limits: Limits, *, namespaces: bool) -> tuple[str, ...]:
     """Give up all that computing does not need; return those of ``PROTECTIONS`` that hold now. Call it before threads start.
 
@@ -74,13 +96,16 @@ def lock_down(limits: Limits, *, namespaces: bool) -> tuple[str, ...]:
     _set_limits(limits)
     alone = _control(library, _NO_NEW_PRIVILEGES, 1)
     files = alone and restrict_files(
-        _readable(), [limits.scratch] if limits.scratch else [], _DEVICES if limits.accelerator else ()
+        [*_readable(), *(_INTERFACES if limits.speaks else ())],
+        [limits.scratch] if limits.scratch else [],
+        _DEVICES if limits.accelerator else (),
+        tcp=limits.speaks,
     )
     dropped = alone and _drop_capabilities(library)
     _control(library, _SET_DUMPABLE, 0)
-    calls = alone and restrict_calls()
+    calls = alone and restrict_calls(sockets=limits.speaks)
     holds = {
-        "network": calls or namespaces,
+        "network": namespaces or (calls and not limits.speaks),
         "files": files,
         "processes": calls,
         "privileges": dropped,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ class Zygote:
             self._started()
             return self._version
 
-    def fork(self, request: Spawn, files: tuple[int, int, int]) -> None:
-        """Fork a process that computes; ``files``: its ends of the channel and the status, and the shared memory.
+    def fork(self, request: Spawn, files: Sequence[int]) -> None:
+        """Fork processes that compute; ``files``: the ends of their channels, the shared memories, and the status.
 
         Raises:
             InputError: the process that forks can't start.
@@ -150,46 +150,84 @@ class Zygote:
 
 
 class Compute:
-    """One process that computes, and the channel to it. One thread at a time calls; any thread may ``end`` it."""
+    """The processes that compute for one attempt (one, or the ranks of a site), and a channel to each.
+
+    They have one guard, and the end of one ends the others. One thread at a time calls; any thread may ``end`` them.
+    """
 
     def __init__(
-        self, zygote: Zygote, memory: int, *, shared: int, accelerator: bool = False, deadlines: Deadlines | None = None
+        self,
+        zygote: Zygote,
+        memory: int,
+        *,
+        shared: int,
+        accelerator: bool = False,
+        deadlines: Deadlines | None = None,
+        ranks: int = 1,
     ) -> None:
-        """Fork it. ``memory``: bytes that it may have for tensors (0: no limit); ``shared``: of the shared memory.
+        """Fork them. ``memory``: bytes that each may have for tensors (0: no limit); ``shared``: of each shared memory.
 
         Raises:
-            EngineCrashed: it ends before it is ready.
+            EngineCrashed: one ends before it is ready.
             InputError: the process that forks can't start.
         """
         self._deadlines = deadlines or Deadlines()
-        #: How the process has died (``None``: it has not, as far as known).
+        #: How the processes have died (``None``: they have not, as far as known).
         self._death: EngineCrashed | None = None
+        self.ranks = ranks
         self.scratch = tempfile.mkdtemp(prefix="farflung-scratch-")
+        self._channels: list[socket.socket] = []
+        self.arenas: list[Arena] = []
         with ExitStack() as opened:
             opened.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-            self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            opened.enter_context(self._channel)
             self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             opened.enter_context(self._status)
-            with channel, status:
-                file = make_file(shared)
-                try:
-                    self.arena = Arena(file, own=0)
-                    opened.callback(self.arena.close)
-                    request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch)
-                    zygote.fork(request, (channel.fileno(), status.fileno(), file))
-                finally:
-                    os.close(file)
-            locked = receive(self._channel, Answer, self.arena) if _readable(self._channel, _LOCK_SECONDS) else None
-            if not isinstance(locked, Locked):
-                raise self._died("at its start")
+            with ExitStack() as passed:
+                passed.enter_context(status)
+                files = [self._channel(opened, passed) for _ in range(ranks)]
+                files += [self._memory(shared, opened, passed) for _ in range(ranks)]
+                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch, ranks=ranks)
+                zygote.fork(request, [*files, status.fileno()])
             #: The protections that hold.
-            self.holds = locked.holds
+            self.holds = self._locked()
             #: What ``close`` releases.
             self._opened = opened.pop_all()
 
-    def ask(self, message: Message, what: str) -> Done | Reached:
-        """Send ``message`` and wait for the answer; ``what`` names the call. Arrays must have been written before.
+    def _channel(self, opened: ExitStack, passed: ExitStack) -> int:
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channels.append(opened.enter_context(own))
+        return passed.enter_context(other).fileno()
+
+    def _memory(self, nbytes: int, opened: ExitStack, passed: ExitStack) -> int:
+        file = make_file(nbytes)
+        passed.callback(os.close, file)
+        self.arenas.append(Arena(file, own=0))
+        opened.callback(self.arenas[-1].close)
+        return file
+
+    def _locked(self) -> tuple[str, ...]:
+        """Wait until all are ready; return the protections that hold in each of them."""
+        holds: list[tuple[str, ...]] = []
+        for channel, arena in zip(self._channels, self.arenas, strict=True):
+            locked = receive(channel, Answer, arena) if _readable(channel, _LOCK_SECONDS) else None
+            if not isinstance(locked, Locked):
+                raise self._died("at its start")
+            holds.append(locked.holds)
+        return tuple(name for name in holds[0] if all(name in one for one in holds))
+
+    def post(self, message: Message, rank: int = 0) -> None:
+        """Send ``message`` to a process; ``answer`` waits for its answer. Arrays must have been written before.
+
+        Raises:
+            EngineCrashed: the process has died.
+        """
+        if self._death is not None:
+            raise self._death
+        with suppress(OSError):  # the wait for the answer finds out why
+            send(self._channels[rank], message, self.arenas[rank])
+
+    def answer(self, what: str, rank: int = 0) -> Done | Reached:
+        """Wait for the answer to the last message; ``what`` names the call.
 
         Raises:
             FarflungError: the engine refuses, with its own error.
@@ -198,44 +236,51 @@ class Compute:
         if self._death is not None:
             raise self._death
         begun = monotonic()
-        with suppress(OSError):  # the wait finds out why
-            send(self._channel, message, self.arena)
+        channel, arena = self._channels[rank], self.arenas[rank]
         limit = self._deadlines.of(what)
         answer: Any = None
-        if _readable(self._channel, limit):
-            answer = receive(self._channel, Answer, self.arena)
-        elif self._channel.fileno() >= 0:
-            raise self._dead(f"{what}{self._present()}: no answer within {Seconds(limit)}; its process was ended")
+        if _readable(channel, limit):
+            answer = receive(channel, Answer, arena)
+        elif channel.fileno() >= 0:
+            raise self._dead(f"{what}{self._present(rank)}: no answer within {Seconds(limit)}; its process was ended")
         if answer is None:
-            raise self._died(f"in {what}{self._present()}")
+            raise self._died(f"in {what}{self._present(rank)}")
         self._deadlines.took(what, monotonic() - begun)
-        self.arena.trim()
+        arena.trim()
         if isinstance(answer, Refused):
             raise error_of(answer.kind, answer.text)
         if not isinstance(answer, (Done, Reached)):
             raise self._dead(f"the process that computes answered {what} with {type(answer).__name__}; it was ended")
         return answer
 
+    def readable(self, ranks: Sequence[int], what: str) -> list[int]:
+        """Wait until one of ``ranks`` has answered ``what``, or its time is over; return those that have."""
+        poll = select.poll()
+        channels = {self._channels[rank].fileno(): rank for rank in ranks}
+        for channel in channels:
+            poll.register(channel, select.POLLIN)
+        return [channels[channel] for channel, _ in poll.poll(1e3 * self._deadlines.of(what))]
+
     @property
     def lost(self) -> bool:
-        """Whether the process has ended, as far as known."""
+        """Whether the processes have ended, as far as known."""
         return self._death is not None
 
     def end(self) -> None:
-        """End the process, from any thread; a call that waits raises ``EngineCrashed``."""
+        """End the processes, from any thread; a call that waits raises ``EngineCrashed``."""
         self._death = self._death or EngineCrashed("the process that computes was ended")
-        for end in (self._channel, self._status):
+        for end in (*self._channels, self._status):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits; close alone would not
 
     def close(self) -> None:
-        """End the process and release everything; nobody may call afterwards."""
+        """End the processes and release everything; nobody may call afterwards."""
         self.end()
         self._opened.close()
 
-    def _present(self) -> str:
+    def _present(self, rank: int) -> str:
         """The operator that runs, as the process has noted it: foreign text."""
-        found = bytes(self.arena.label).rstrip(b"\0").decode("utf-8", "replace")[:LABEL_BYTES]
+        found = bytes(self.arenas[rank].label).rstrip(b"\0").decode("utf-8", "replace")[:LABEL_BYTES]
         text = "".join(letter if letter.isprintable() else "?" for letter in found)
         return f", {text}" if text else ""
 
@@ -243,14 +288,17 @@ class Compute:
         if self._death is not None:
             return self._death  # it was ended from here
         ended = receive(self._status, Exited) if _readable(self._status, _END_SECONDS) else None
+        process = "the process that computes"
         if ended is None:
-            return self._dead(f"the process that computes was ended {where}")
+            return self._dead(f"{process} was ended {where}")
+        if self.ranks > 1:
+            process, where = f"rank {ended.rank} of {self.ranks}", f"(the site noticed {where})"
         if ended.signal:
             size = (
                 f" (it had {Bytes(ended.resident)}; the system may be short of memory)" if ended.signal == signal.SIGKILL else ""
             )
-            return self._dead(f"the process that computes died of {signal.Signals(ended.signal).name} {where}{size}")
-        return self._dead(f"the process that computes ended with status {ended.code} {where}")
+            return self._dead(f"{process} died of {signal.Signals(ended.signal).name} {where}{size}")
+        return self._dead(f"{process} ended with status {ended.code} {where}")
 
     def _dead(self, text: str) -> EngineCrashed:
         self._death = EngineCrashed(text)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
-from farflung.engines.isolated.arena import Slot
+from farflung.engines.isolated.arena import Arena, Slot
 from farflung.engines.isolated.control import Arrays, Call, Done, Method
 from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
@@ -96,9 +96,18 @@ class IsolatedRunner:
     def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
         """See ``StageRunner``."""
         with self.attempt.message() as arena:
-            given: Arrays = {str(value): (arena.write(array),) for value, array in values.items()}
-            read: Arrays = {name: (arena.write(array),) for name, array in data.items() if name in self.subgraph.placeholders}
-            done = self._send("forward", key=key, values=given, data=read)
+            self.attempt.post(self.forward_call(arena, key, values, data))
+            return self.forwarded()
+
+    def forward_call(self, arena: Arena, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Call:
+        """The message of a forward, for ``post``; ``forwarded`` takes the answer."""
+        given: Arrays = {str(value): (arena.write(array),) for value, array in values.items()}
+        read: Arrays = {name: (arena.write(array),) for name, array in data.items() if name in self.subgraph.placeholders}
+        return Call(runner=self.number, method="forward", key=key, values=given, data=read)
+
+    def forwarded(self) -> Forward:
+        """Wait for the answer to a forward."""
+        done = self.attempt.answer("the forward")
         sent = {ValueRef.parse(name): array for name, array in self._copied(done.values)}
         made = dict(self._copied(done.outputs))
         self._check({str(value): array for value, array in sent.items()}, {str(v): spec for v, spec in self._sends.items()})
@@ -108,9 +117,17 @@ class IsolatedRunner:
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
         """See ``StageRunner``."""
         with self.attempt.message() as arena:
-            given: Arrays = {str(v): tuple(arena.write(array) for array in arrays) for v, arrays in gradients.items()}
-            call = Call(runner=self.number, method="backward", key=key, values=given, weight=weight)
-            done = self.attempt.ask(call, "the backward", self._ready)
+            self.attempt.post(self.backward_call(arena, key, gradients, weight))
+            return self.went_back()
+
+    def backward_call(self, arena: Arena, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Call:
+        """The message of a backward, for ``post``; ``went_back`` takes the answer."""
+        given: Arrays = {str(v): tuple(arena.write(array) for array in arrays) for v, arrays in gradients.items()}
+        return Call(runner=self.number, method="backward", key=key, values=given, weight=weight)
+
+    def went_back(self) -> Mapping[ValueRef, Array]:
+        """Wait for the answer to a backward."""
+        done = self.attempt.answer("the backward", self._ready)
         found = dict(self._copied(done.values))
         self._check(found, {str(value): spec for value, spec in self._returns.items()})
         return {ValueRef.parse(name): array for name, array in found.items()}

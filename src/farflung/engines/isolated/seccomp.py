@@ -36,6 +36,7 @@ _ARCHITECTURES: dict[str, tuple[int, dict[str, int]]] = {
         },
     ),
 }  # fmt: skip
+_SOCKETS = frozenset({"socket", "connect", "accept", "accept4", "bind", "listen", "socketpair"})
 _CLONE = {"x86_64": 56, "aarch64": 220}
 #: Calls with the same number everywhere: io_uring, pidfd_send_signal, pidfd_getfd, new mount calls, memfd_secret.
 _EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
@@ -51,15 +52,16 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def restrict_calls() -> bool:
+def restrict_calls(*, sockets: bool = False) -> bool:
     """Refuse the calls of the tables from now on, in this thread and all that it starts.
 
+    ``sockets``: the ranks of a site need sockets, so they stay allowed.
     Returns whether the kernel does it. ``no_new_privs`` must be set.
     """
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         return False
-    code = b"".join(_filter(machine))
+    code = b"".join(_filter(machine, _SOCKETS if sockets else frozenset()))
     held = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
     library = ctypes.CDLL(None, use_errno=True)
@@ -67,14 +69,15 @@ def restrict_calls() -> bool:
     return bool(library.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), ctypes.byref(program), zero, zero) == 0)
 
 
-def _filter(machine: str) -> list[bytes]:
+def _filter(machine: str, allowed: frozenset[str]) -> list[bytes]:
     """The instructions of the filter (classic BPF: code, jumps, argument)."""
     architecture, calls = _ARCHITECTURES[machine]
     found = [_do(_LOAD, _ARCHITECTURE), _do(_EQUAL, architecture, 1, 0), _do(_RETURN, _KILL), _do(_LOAD, _NUMBER)]
     if machine == "x86_64":
         found += [_do(_AT_LEAST, _X32, 0, 1), _do(_RETURN, _REFUSE)]
     found += [_do(_EQUAL, _CLONE3, 0, 1), _do(_RETURN, _NO_SYSTEM_CALL)]
-    for number in (*sorted(calls.values()), *_EVERYWHERE):
+    refused = [number for name, number in calls.items() if name not in allowed]
+    for number in (*sorted(refused), *_EVERYWHERE):
         found += [_do(_EQUAL, number, 0, 1), _do(_RETURN, _REFUSE)]
     found += [_do(_EQUAL, _CLONE[machine], 0, 3), _do(_LOAD, _FIRST_ARGUMENT), _do(_BITS, _CLONE_THREAD, 1, 0)]
     return [*found, _do(_RETURN, _REFUSE), _do(_RETURN, _ALLOW)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -113,6 +114,7 @@ class Service:
             training=given.training,
             optimizer=OptimizerSpec.model_validate_json(given.optimizer),
             budget=self._budget,
+            any_order=given.any_order,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),
@@ -148,6 +150,8 @@ class Service:
                 return Done(support=engine.support(order.device))
             case "measure":
                 return Done(report=engine.measure(order.device, order.limit))
+            case "connect":
+                self._engine = engine.join_ranks(int(order.numbers[0]), order.names, os.environ["TMPDIR"])  # type: ignore[attr-defined]
             case "share":
                 return Done(numbers={"share": engine.share(order.device, order.numbers[0])})
         return Done()
@@ -220,6 +224,10 @@ class Service:
         runner.set_gradients(self._one(call.values))
         return Done()
 
+    def _fold(self, runner: StageRunner, call: Call) -> Done:
+        runner.fold(call.folds, whole=call.last)  # type: ignore[attr-defined]
+        return Done()
+
     def _load_optimizer(self, runner: StageRunner, call: Call) -> Done:
         runner.load_optimizer(self._one(call.values))
         return Done()
@@ -251,4 +259,5 @@ class Service:
         "states": lambda self, runner, call: Done(values=self._written(runner.states(call.names, copy=False))),
         "optimizer_states": lambda self, runner, _: Done(values=self._written(runner.optimizer_states(copy=False))),
         "load_optimizer": _load_optimizer,
+        "fold": _fold,
     }

@@ -25,7 +25,7 @@ import numpy as np
 from farflung.engines.base import Engine, EngineSettings, MicroBatch
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Exited, Locked, Spawn, Started, receive_with_files, send
-from farflung.engines.isolated.lockdown import Limits, adopt_orphans, lock_down, new_namespaces
+from farflung.engines.isolated.lockdown import Limits, adopt_orphans, lock_down, new_namespaces, raise_loopback
 from farflung.engines.isolated.service import Service
 from farflung.engines.present import PRESENT
 from farflung.engines.registry import get_engine
@@ -34,7 +34,8 @@ from farflung.graph.ir import Graph, Op, OpKind, State, StateKind, StateRef, Ten
 
 __all__ = ["main"]
 
-_FILES = 3
+#: Descriptors that a message can carry (SCM_RIGHTS).
+_FILES = 253
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -82,23 +83,28 @@ def _warm_up(engine: Engine) -> None:
 
 
 def _guard(engine: Engine, spawn: Spawn, files: Sequence[int]) -> None:
-    """Fork the process that computes, in new namespaces where the kernel allows it, and report its end; never returns."""
+    """Fork the processes that compute, in new namespaces where the kernel allows it, and report an end; never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    channel, status, memory = files
+    channels, memories, status = files[: spawn.ranks], files[spawn.ranks : -1], files[-1]
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):  # else a job could write to the owner's terminal
         os.dup2(nowhere, standard)
     _close_all_but(files)
     alone = new_namespaces()
+    if alone and spawn.ranks > 1:
+        raise_loopback()  # the ranks of a site reach each other, and nothing else
     if alone and os.fork():
         os._exit(0)  # the child is the first process of the new namespace
-    child = os.fork()
-    if child == 0:
-        os.close(status)
-        _compute(engine, spawn, (channel, memory), alone=alone)
-    os.close(channel)
-    os.close(memory)
-    _watch(child, socket.socket(fileno=status), spawn.scratch)
+    children = [os.fork()]
+    while children[-1] and len(children) < spawn.ranks:
+        children.append(os.fork())
+    if children[-1] == 0:
+        rank = len(children) - 1
+        _close_all_but((channels[rank], memories[rank]))
+        _compute(engine, spawn, (channels[rank], memories[rank]), alone=alone)
+    for file in (*channels, *memories):
+        os.close(file)
+    _watch(children, socket.socket(fileno=status), spawn.scratch)
 
 
 def _close_all_but(files: Sequence[int]) -> None:
@@ -109,25 +115,33 @@ def _close_all_but(files: Sequence[int]) -> None:
     os.closerange(first, max(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
-def _watch(child: int, status: socket.socket, scratch: str) -> None:
-    """Wait for the end of ``child`` or of the worker, then remove ``scratch``, which a killed worker leaves; never returns."""
-    ended = os.pidfd_open(child)
+def _watch(children: Sequence[int], status: socket.socket, scratch: str) -> None:
+    """Wait for the end of a child or of the worker, end the rest, and remove ``scratch``; never returns."""
+    ends = [os.pidfd_open(child) for child in children]
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
-    poll.register(status, select.POLLIN)  # also when the worker has closed its end
+    for file in (*ends, status.fileno()):  # the status also when the worker has closed its end
+        poll.register(file, select.POLLIN)
     found = [file for file, _ in poll.poll()]
-    if ended in found:
-        _, code = os.waitpid(child, 0)
-        resident = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        killed = os.WTERMSIG(code) if os.WIFSIGNALED(code) else 0
-        left = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 0
+    ended = next((rank for rank, end in enumerate(ends) if end in found), None)
+    report = None if ended is None else _report(children[ended], ended)
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    if report is not None:
         with suppress(OSError):  # the worker is gone
-            send(status, Exited(signal=killed, code=left, resident=resident))
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            send(status, report)
+    for rank, child in enumerate(children):
+        if rank != ended:
+            os.waitpid(child, 0)
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
+
+
+def _report(child: int, rank: int) -> Exited:
+    _, code, usage = os.wait4(child, 0)
+    killed = os.WTERMSIG(code) if os.WIFSIGNALED(code) else 0
+    left = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 0
+    return Exited(signal=killed, code=left, resident=1024 * usage.ru_maxrss, rank=rank)
 
 
 def _compute(engine: Engine, spawn: Spawn, files: Sequence[int], *, alone: bool) -> None:
@@ -138,7 +152,7 @@ def _compute(engine: Engine, spawn: Spawn, files: Sequence[int], *, alone: bool)
         channel = socket.socket(fileno=files[0])
         arena = Arena(files[1], own=1)
         PRESENT.memory = arena.label
-        limits = Limits(memory=spawn.memory, accelerator=spawn.accelerator, scratch=spawn.scratch)
+        limits = Limits(memory=spawn.memory, accelerator=spawn.accelerator, scratch=spawn.scratch, speaks=spawn.ranks > 1)
         holds = lock_down(limits, namespaces=alone)
         send(channel, Locked(holds=holds))
         Service(engine, channel, arena).serve()

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
+from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device
 from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices
 from farflung.engines.torch.arrays import to_array
@@ -73,13 +73,24 @@ class TorchEngine:
             GraphError: an operator is not allowed, or a declared shape is not what the operator gives.
             InputError: a device or precision that does not exist here.
         """
+        device = self.checked(subgraph, settings)
+        if share is not None and not isinstance(share, TorchRunner):
+            raise TypeError("share must be a runner of the same engine")
+        return TorchRunner(subgraph, settings, device, share)
+
+    def checked(self, subgraph: SubGraph, settings: EngineSettings) -> torch.device:
+        """Return the device of ``settings``; errors as ``open``."""
         if settings.precision not in _PRECISIONS:
             raise InputError(f"unknown precision {settings.precision!r}: known are {', '.join(_PRECISIONS)}")
         device = self._device(settings.device)
         self.verify(subgraph.graph)
-        if share is not None and not isinstance(share, TorchRunner):
-            raise TypeError("share must be a runner of the same engine")
-        return TorchRunner(subgraph, settings, device, share)
+        return device
+
+    def join_ranks(self, rank: int, devices: Sequence[str], folder: str) -> Engine:
+        """Return the engine of ``rank`` of a site; see ``farflung.engines.torch.ranks``."""
+        from farflung.engines.torch.ranks.engine import RankEngine  # torch.distributed is for sites only
+
+        return RankEngine(rank, devices, folder)
 
     def verify(self, graph: Graph) -> None:
         """Check every operator's declared results on the meta device.

@@ -155,6 +155,20 @@ class StageStates:
         self._parts.clear()
         return found
 
+    def take_leaves(self) -> dict[Use, torch.Tensor]:
+        """What was accumulated since the last part ended, gone from here."""
+        found: dict[Use, torch.Tensor] = {}
+        for use, leaf in self._accumulators():
+            if leaf.grad is not None:
+                found[use], leaf.grad = leaf.grad, None
+        return found
+
+    def add_leaves(self, gradients: Mapping[Use, torch.Tensor]) -> None:
+        """Add gradients as a backward does: a first one is kept as it is, another one is added in place."""
+        for use, leaf in self._accumulators():
+            if use in gradients:
+                leaf.grad = gradients[use] if leaf.grad is None else leaf.grad.add_(gradients[use])
+
     def put(self, gradients: Mapping[Use, Array]) -> None:
         """Set accumulated gradients.
 

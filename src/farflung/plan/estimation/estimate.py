@@ -23,7 +23,7 @@ from farflung.optim import update_flops
 from farflung.plan.estimation.cost_tables import CostTables
 from farflung.plan.estimation.gradient_exchanges import exchanged_bytes, gradient_exchanges
 from farflung.plan.estimation.results import DeviceEstimate, Estimate, GradientExchange, LinkEstimate, StageEstimate
-from farflung.plan.estimation.stage_memory import exchange_memory, memory_of
+from farflung.plan.estimation.stage_memory import exchange_memory, memory_of, site_memory, site_pace
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.synchronization import made_strategy
@@ -156,7 +156,8 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     flying = item.unit.part.in_flight
     device = topology.device(item.unit.replica.device)
     cost = tables.table(device.kind)
-    memory = memory_of(cost, stage, sub, job, flying)
+    memory = site_memory(memory_of(cost, stage, sub, job, flying), device.ranks)
+    pace = site_pace(device, sub, item.unit.replica.end - item.unit.replica.first)
     sums = tables.sums(device.kind, sub)
     forward, forward_calls, convolution = sums.forward, sums.forward_calls, sums.forward_convolution
     backward = sums.backward + (forward if stage.recompute else 0.0)
@@ -179,9 +180,9 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         parameters=sums.parameters,
         forward_flops=forward,
         backward_flops=backward,
-        forward_seconds=_seconds(device, device.work(forward, convolution), forward_calls),
-        backward_seconds=_seconds(device, device.work(backward, back_convolution), backward_calls),
-        weight_seconds=0.0 if stage.recompute else device.work(sums.weight, sums.weight_convolution) / device.achieved,
+        forward_seconds=pace * _seconds(device, device.work(forward, convolution), forward_calls),
+        backward_seconds=pace * _seconds(device, device.work(backward, back_convolution), backward_calls),
+        weight_seconds=0.0 if stage.recompute else pace * device.work(sums.weight, sums.weight_convolution) / device.achieved,
         update_seconds=_seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors),
         in_flight=flying,
         recompute=stage.recompute,

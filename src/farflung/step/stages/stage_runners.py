@@ -37,6 +37,7 @@ def open_stage(
         split_backward=split_backward,
         optimizer=setup.job.optimizer,
         budget=setup.budget,
+        any_order=setup.job.sync.order == "any",
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}

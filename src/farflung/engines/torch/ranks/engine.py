@@ -1,0 +1,29 @@
+"""The engine of one rank of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.engines.base import EngineSettings, StageRunner
+from farflung.engines.torch.engine import TorchEngine
+from farflung.engines.torch.ranks.group import RankGroup
+from farflung.engines.torch.ranks.runner import RankRunner
+from farflung.graph.cut import SubGraph
+
+__all__ = ["RankEngine"]
+
+
+class RankEngine(TorchEngine):
+    """PyTorch on the device of one rank."""
+
+    def __init__(self, rank: int, devices: Sequence[str], folder: str) -> None:
+        """Join the other ranks; see ``RankGroup``."""
+        super().__init__()
+        self.group = RankGroup(rank, devices, folder)
+
+    def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> RankRunner:
+        """See ``Engine``."""
+        device = self.checked(subgraph, settings)
+        if share is not None and not isinstance(share, RankRunner):
+            raise TypeError("share must be a runner of the same engine")
+        return RankRunner(subgraph, settings, (device, self.group), share)

@@ -1,0 +1,101 @@
+"""The ranks of a site, joined by torch.distributed: NCCL on GPUs, Gloo on CPUs.
+
+Tensors of several shapes and types travel as the bytes of one buffer, because a message costs more than a copy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from farflung.errors import InputError
+
+__all__ = ["Buffer", "Layout", "RankGroup"]
+
+#: A rank waits so long for another one; the death of a rank is noticed at once, by the guard.
+_PATIENCE = timedelta(minutes=10)
+_ALIGN = 16
+#: The interface that ranks use; Gloo would resolve the host's name otherwise, which may lead outside.
+_INTERFACES = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Layout(Generic[Key]):
+    """Where tensors lie in a buffer of bytes."""
+
+    def __init__(self, shapes: Mapping[Key, tuple[torch.dtype, Sequence[int]]]) -> None:
+        self.places: dict[Key, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
+        self.nbytes = 0
+        for key, (dtype, shape) in shapes.items():
+            size = dtype.itemsize
+            for length in shape:
+                size *= length
+            self.places[key] = (self.nbytes, size, dtype, tuple(shape))
+            self.nbytes += -(-size // _ALIGN) * _ALIGN
+
+
+class Buffer(Generic[Key]):
+    """Memory of a layout, and tensors over it."""
+
+    def __init__(self, layout: Layout[Key], device: torch.device) -> None:
+        self.memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+        self.tensors = {
+            key: self.memory[start : start + size].view(dtype).view(shape)
+            for key, (start, size, dtype, shape) in layout.places.items()
+        }
+
+    def write(self, tensors: Mapping[Key, torch.Tensor]) -> None:
+        """Copy ``tensors`` here; zeros where one is missing."""
+        for key, place in self.tensors.items():
+            if key in tensors:
+                place.copy_(tensors[key])
+            else:
+                place.zero_()
+
+
+class RankGroup:
+    """This rank's end of the group. One thread calls."""
+
+    def __init__(self, rank: int, devices: Sequence[str], folder: str) -> None:
+        """Join the other ranks, which meet in ``folder``.
+
+        Raises:
+            InputError: this PyTorch lacks the backend.
+        """
+        kinds = {torch.device(name).type for name in devices}
+        backend = "nccl" if kinds == {"cuda"} else "gloo"
+        available = dist.is_available() and (dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available())
+        if not available:
+            raise InputError(
+                f"a site needs torch.distributed with {backend}, which PyTorch {torch.__version__} lacks here: "
+                "install a PyTorch that has it, or join each device as a worker with --device"
+            )
+        self.rank, self.size = rank, len(devices)
+        self.device = torch.device(devices[rank])
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        os.environ.update(_INTERFACES)
+        store = dist.FileStore(os.path.join(folder, "ranks"), self.size)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=self.size, timeout=_PATIENCE)
+
+    def send(self, buffer: Buffer[Any], to: int, tag: int) -> Any:
+        """Begin to send ``buffer`` to another rank."""
+        return dist.isend(buffer.memory, dst=to, tag=tag)
+
+    def receive(self, buffer: Buffer[Any], source: int, tag: int) -> Any:
+        """Begin to receive ``buffer`` from another rank."""
+        return dist.irecv(buffer.memory, src=source, tag=tag)
+
+    def broadcast(self, buffer: Buffer[Any], source: int) -> Any:
+        """Begin to send ``buffer`` of ``source`` to all."""
+        return dist.broadcast(buffer.memory, src=source, async_op=True)
+
+    def reduce(self, tensor: torch.Tensor, to: int) -> Any:
+        """Begin to add ``tensor`` of all ranks at ``to``; the contents elsewhere are undefined then."""
+        return dist.reduce(tensor, dst=to, async_op=True)

@@ -1,0 +1,50 @@
+"""``farflung join --devices cpu,cpu``: a site trains a job by command line, and ``status`` shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from farflung.errors import InputError
+from tests.support.command_processes import Program
+from tests.support.loopback import text_folder
+
+JOB = """
+name = "tiny"
+steps = 3
+micro_batch_sizes = [2, 2]
+[model]
+recipe = "gpt"
+args = { vocab = 256, sequence = 16, layers = 2, width = 16, heads = 2 }
+[data]
+kind = "text"
+path = "corpus"
+tokenizer = "bytes"
+sequence = 16
+"""
+
+
+def test_a_site_trains(tmp_path: Path) -> None:
+    text_folder(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    broker = Program(tmp_path, "broker", "broker", "--listen", "127.0.0.1:0", "--home", "h")
+    ticket = broker.until(r"farflung join (\S+)")[1]
+    options = ("--name", "node", "--listen", "127.0.0.1:0", "--memory", "2 GB")
+    site = Program(tmp_path, "node", "join", ticket, *options, "--devices", "cpu,cpu")
+    site.until("joined the broker")
+    assert "site of 2 ranks: cpu, cpu" in site.text
+    assert "isolation: full" in site.text
+    status = Program(tmp_path, "status", "status", "--home", "h").ends_cleanly(0)
+    assert re.search(r"node .* standby \(site of 2 ranks, waiting for a job\)", status)
+    submit = Program(tmp_path, "submit", "submit", "job.toml", "--home", "h").ends_cleanly(0)
+    assert "finished after 3 steps" in submit
+    for program in (site, broker):
+        program.process.terminate()
+        program.ends()
+
+
+def test_a_worker_is_a_device_or_a_site(tmp_path: Path) -> None:
+    text = Program(tmp_path, "both", "join", "farflung1-x", "--device", "cpu", "--devices", "cpu,cpu").ends_cleanly(
+        InputError.exit_code
+    )
+    assert "--device cpu with --devices cpu,cpu: a worker is one device or a site; remove one of the two" in text

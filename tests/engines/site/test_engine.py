@@ -1,0 +1,155 @@
+"""Ranks compute the bits of one process, and the death of one is an error of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from farflung.engines import ComputeDevice, EngineSettings, MicroBatch
+from farflung.engines.isolated import PROTECTIONS, Zygote
+from farflung.engines.isolated.control import Fold
+from farflung.engines.site import SiteAttempt, SiteEngine, SiteRunner
+from farflung.engines.site.rank import wait_for_all
+from farflung.engines.torch.ranks.group import RankGroup
+from farflung.errors import EngineCrashed, GraphError, InputError
+from farflung.graph.cut import cut
+from farflung.job.spec import OptimizerSpec
+from tests.support.engine_drive import assert_equal, captured, equal_cuts, make, module_states, plain, run
+
+SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9))
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def site(zygote: Zygote) -> SiteAttempt:
+    attempt = SiteEngine(zygote, [ComputeDevice(name="cpu")] * 2).attempt("cpu", 2 << 30)
+    attempt.set_threads(torch.get_num_threads())
+    return attempt
+
+
+def opened(site: SiteAttempt, settings: EngineSettings = SETTINGS) -> SiteRunner:
+    graph = captured("gpt2")
+    runner = site.open(cut(graph, [(0, len(graph.ops))])[0], settings)
+    runner.load(module_states(make("gpt2")[0]))
+    return runner
+
+
+def data_of(runner: SiteRunner, index: int) -> dict[str, np.ndarray]:
+    names = dict(runner.subgraph.graph.meta)["inputs"].split(",")
+    return {name: tensor.numpy() for name, tensor in zip(names, make("gpt2")[1](0, index), strict=True)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet18", "moe"])
+def test_the_bits_are_those_of_a_plain_loop(name: str, site: SiteAttempt) -> None:
+    for settings in (SETTINGS, replace(SETTINGS, split_backward=True)):
+        assert_equal(run(name, equal_cuts(captured(name), 3), 2, settings, site), plain(name, 2, SETTINGS.optimizer))
+
+
+def test_clipping_and_reduced_precision(site: SiteAttempt) -> None:
+    optimizer = OptimizerSpec(name="adamw", clip_norm=0.3)
+    settings = replace(SETTINGS, optimizer=optimizer, precision="bf16")
+    found = run("gpt2", equal_cuts(captured("gpt2"), 2), 2, settings, site)
+    assert_equal(found, plain("gpt2", 2, optimizer, "bf16"))
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_micro_batches_that_compute_together_and_parts_of_the_sum(site: SiteAttempt, any_order: bool) -> None:
+    """Three micro-batches on two ranks: the last group is not full. The part ends after the second one."""
+
+    def summed(runner: SiteRunner, *, together: bool) -> dict[str, np.ndarray]:
+        keys = [MicroBatch(0, index) for index in range(3)]
+        for group in (keys[:2], keys[2:]):
+            if together:
+                runner.begin_forwards([(key, {}, data_of(runner, key.index)) for key in group])
+            for key in group:
+                runner.forward(key, {}, data_of(runner, key.index))
+            if together:
+                runner.begin_backwards([(key, {}, 1.0) for key in group])
+            for key in group:
+                runner.backward(key, {}, 1.0)
+                if key.index > 0:
+                    runner.close_part(last=key.index == 2)
+        runner.finish_gradients({})
+        return {name: np.array(value) for name, value in runner.gradients().items()}
+
+    truth = summed(opened(site), together=False)
+    found = summed(opened(site, replace(SETTINGS, any_order=any_order)), together=True)
+    assert found.keys() == truth.keys()
+    for name, gradient in truth.items():
+        assert np.allclose(found[name], gradient, rtol=1e-5, atol=1e-6) if any_order else np.array_equal(found[name], gradient)
+
+
+def test_optimizer_states_are_divided_and_come_back(site: SiteAttempt) -> None:
+    runner = opened(site, replace(SETTINGS, optimizer=OptimizerSpec(name="adamw")))
+    runner.forward(MicroBatch(0, 0), {}, data_of(runner, 0))
+    runner.backward(MicroBatch(0, 0), {}, 1.0)
+    runner.close_part(last=True)
+    runner.finish_gradients({})
+    runner.update([1e-3], None)
+    sizes = [len(stage.runner.optimizer_states()) for stage in runner.stages]
+    states = runner.optimizer_states()
+    assert all(sizes)
+    assert sum(sizes) == len(states)
+    again = opened(site, replace(SETTINGS, optimizer=OptimizerSpec(name="adamw")))
+    again.load_optimizer(states)
+    found = again.optimizer_states()
+    assert found.keys() == states.keys()
+    assert all(np.array_equal(found[key], value) for key, value in states.items())
+
+
+def test_ranks_reach_nothing_but_each_other(site: SiteAttempt) -> None:
+    assert set(site.holds) == set(PROTECTIONS)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_death_of_a_rank_ends_the_attempt(zygote: Zygote, rank: int) -> None:
+    engine = SiteEngine(zygote, [ComputeDevice(name="cpu")] * 2)
+    site = engine.attempt("cpu", 2 << 30)
+    runner = opened(site)
+    guards = [one for one in psutil.Process(zygote.pid).children(recursive=True) if len(one.children()) == 2]
+    newest = max(guards, key=psutil.Process.create_time)
+    sorted(newest.children(), key=lambda one: one.pid)[rank].kill()
+
+    def compute() -> None:
+        for step in range(100):  # the guard may need a moment
+            runner.begin_forwards([(MicroBatch(step, index), {}, data_of(runner, index)) for index in range(2)])
+            for index in range(2):
+                runner.forward(MicroBatch(step, index), {}, data_of(runner, index))
+            runner.discard()
+
+    with pytest.raises(EngineCrashed, match=rf"^rank {rank} of 2 died of SIGKILL "):
+        compute()
+    assert site.lost
+    again = opened(engine.attempt("cpu", 2 << 30))
+    assert again.forward(MicroBatch(0, 0), {}, data_of(again, 0)).outputs.keys() == {"loss"}
+
+
+def test_an_error_of_one_rank_ends_the_wait_of_the_other(site: SiteAttempt) -> None:
+    """Rank 1 has no such micro-batch, and rank 0 waits for its gradients."""
+    runner = opened(site)
+    fold = Fold(0, 9, 1)
+    pending = [stage.begin_call("fold", lambda _: {"folds": (fold,), "last": True}) for stage in runner.stages]
+    with pytest.raises(GraphError, match=r"^stage 0 has no gradients of micro-batch 9 on rank 1$"):
+        wait_for_all(pending, site.ranks, "the fold")
+    assert site.lost
+
+
+def test_a_pytorch_without_gloo(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    with pytest.raises(InputError) as raised:
+        RankGroup(0, ["cpu", "cpu"], str(tmp_path))
+    assert str(raised.value) == (
+        f"a site needs torch.distributed with gloo, which PyTorch {torch.__version__} lacks here: "
+        "install a PyTorch that has it, or join each device as a worker with --device"
+    )
