@@ -57,6 +57,7 @@ for _module, _name in {
     "planning.planning": "Planning",
     "planning.prediction": "Prediction",
     "network.profile": "Profile",
+    "network.serving": "Serving",
     "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
     "faults.silent_connections": "SilentConnections",

@@ -14,6 +14,7 @@ __all__ = [
     "installed_engines",
     "require_engine",
     "require_metrics",
+    "require_serve",
     "require_sql",
     "require_torch",
     "require_web",
@@ -98,6 +99,17 @@ def require_web() -> None:
     """
     if not has_web():
         raise InputError("the dashboard needs NiceGUI, which is not installed here: pip install 'farflung[web]'")
+
+
+def require_serve() -> None:
+    """See that the libraries of the HTTP server are installed, without importing them.
+
+    Raises:
+        InputError: they are not installed.
+    """
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"farflung serve needs {missing[0]}, which is not installed here: pip install 'farflung[serve]'")
 
 
 def require_metrics() -> None:

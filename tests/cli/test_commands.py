@@ -49,7 +49,7 @@ def test_every_registered_command_is_listed() -> None:
 
 
 #: Commands that print no facts: they run until they are ended, and their output is a log or that of other programs.
-LASTING = {"broker", "join", "web", "demo", "emulate"}
+LASTING = {"broker", "join", "serve", "web", "demo", "emulate"}
 
 
 def every_command() -> dict[str, Any]:

@@ -16,8 +16,9 @@ from farflung.data.tokenizers import FileTokenizer, Tokenizer
 from farflung.errors import CheckpointError, DataError, InputError
 from farflung.job import JobSpec
 from farflung.job import from_json as job_from_json
+from farflung.step.evaluation.sampling import draw_token
 
-__all__ = ["Sampling", "TextWriter", "open_writer"]
+__all__ = ["Sampling", "TextWriter", "open_writer", "run_tokenizer"]
 
 #: A run that still trains removes old checkpoints; then the next one is read.
 _ATTEMPTS = 3
@@ -52,16 +53,7 @@ class Sampling:
 
     def draw(self, logits: NDArray[np.float64], random: np.random.Generator) -> int:
         """A token; ``logits`` are ``(vocabulary,)``."""
-        if self.temperature == 0 or self.top_k == 1:
-            return int(np.argmax(logits))
-        order = np.argsort(-logits, kind="stable")[: self.top_k or None]
-        scaled = (logits[order] - logits[order[0]]) / self.temperature
-        chances = np.exp(scaled)
-        chances /= chances.sum()
-        # as many of the likeliest as are needed to reach top_p, at least one
-        kept = int(np.searchsorted(np.cumsum(chances), self.top_p - 1e-12)) + 1
-        chances = chances[:kept] / chances[:kept].sum()
-        return int(order[random.choice(len(chances), p=chances)])
+        return draw_token(logits, random, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 class TextWriter:
@@ -134,13 +126,13 @@ def _writer(reader: CheckpointReader, run_folder: Path, data: Path) -> TextWrite
             "this run was submitted by a Python program, so only that program has its model: "
             "load the weights there (farflung checkpoint export RUN weights.safetensors)"
         )
-    tokenizer = _tokenizer(job, run_folder, data)
+    tokenizer = run_tokenizer(job, run_folder, data)
     states = reader.manifest.states
     model = TextModel.load(job.model, states, lambda name: reader.read((name,))[name], reader.manifest.notes)
     return TextWriter(model, tokenizer, reader.manifest.step)
 
 
-def _tokenizer(job: JobSpec, run_folder: Path, data: Path) -> Tokenizer:
+def run_tokenizer(job: JobSpec, run_folder: Path, data: Path) -> Tokenizer:
     """The tokenizer that the run keeps, or the one on this machine."""
     kept = ModelFiles(run_folder).tokenizer
     if kept is not None and job.data.tokenizer not in ("bytes", "chars"):

@@ -31,7 +31,7 @@ from farflung.sync import get_strategy
 if TYPE_CHECKING:
     from farflung.frontends.recipes.base import Recipe
 
-__all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights"]
+__all__ = ["bundle_job", "check_data", "check_names", "freeze", "send_weights", "with_weights"]
 
 
 def bundle_job(
@@ -66,7 +66,7 @@ def bundle_job(
     say(f"capturing the model {job.model.recipe} (micro-batches of {', '.join(map(str, sizes))} samples)")
     graphs = {size: freeze(recipe.graph("train", size), job) for size in sizes}
     _same_structure(graphs)
-    job = with_named_optimizer(_with_weights(job, recipe), graphs[sizes[0]])
+    job = with_named_optimizer(with_weights(job, recipe), graphs[sizes[0]])
     evaluation = generation = None
     if job.evaluate.batches:
         evaluation = recipe.graph("evaluate", sizes[0])
@@ -85,7 +85,7 @@ def bundle_job(
     )
 
 
-def _with_weights(job: JobSpec, recipe: Recipe) -> JobSpec:
+def with_weights(job: JobSpec, recipe: Recipe) -> JobSpec:
     """``job`` with the weights of the recipe, unless the job says where its first weights come from, and with their sources."""
     changes: dict[str, str] = {}
     if recipe.weights is not None and not job.weights.model_fields_set & {"source", "path"}:

@@ -61,6 +61,7 @@ COMMANDS: dict[str, CommandEntry] = {
             "report": ("runs.report", "Write a report of one run, or of several for comparison."),
             "ledger": ("runs.ledger", "Show what each machine contributed to runs, and what that cost."),
             "trace": ("runs.trace", "Show where the time of a run went."),
+            "serve": ("runs.serve", "Serve a language model with the OpenAI API on the workers."),
             "generate": ("runs.generate", "Continue a text with the model of a run."),
             "checkpoint": ("runs.checkpoint", "List, verify, export and copy checkpoints."),
         },

@@ -13,6 +13,7 @@ from farflung.messages.calls import Export, Exported, StatesRequest, WeightsUplo
 from farflung.messages.exports import read_exported
 from farflung.messages.remote_calls import ask
 from farflung.messages.submission import Bundle
+from farflung.transports.base import FrameHandler
 from farflung.transports.tcp.endpoint import TcpEndpoint
 
 __all__ = ["Client"]
@@ -54,6 +55,6 @@ class Client(ControlClient):
         manifest, files = read_exported(ask(self._rpc, Export(run=run), Exported))
         return FetchedReader(manifest, lambda names: self.states(run, names)), files
 
-    def endpoint(self) -> TcpEndpoint:
-        """An endpoint of this member, to send data to workers."""
-        return TcpEndpoint(self._membership.credentials, lambda peer, frame: None, listen="127.0.0.1:0")
+    def endpoint(self, receive: FrameHandler = lambda peer, frame: None) -> TcpEndpoint:
+        """An endpoint of this member, to send data to workers. ``receive`` takes the frames that they send."""
+        return TcpEndpoint(self._membership.credentials, receive, listen="127.0.0.1:0")

@@ -124,6 +124,12 @@ def _attention(operands: Operands) -> float:
     return 2.0 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
+def _cached_attention(operands: Operands) -> float:
+    """As if each query attended to the whole of its slot of the cache."""
+    query, cache = operands.shape(0), operands.shape(3)
+    return 4.0 * prod(query) * cache[-2]
+
+
 def _einsum(operands: Operands) -> float:
     equation = operands.arg(0)
     if not isinstance(equation, str) or "..." in equation:
@@ -163,6 +169,7 @@ _RULES: dict[str, Callable[[Operands], float]] = {
     "aten.mm.default": _product(0),
     "aten.mv.default": _product(0),
     "aten.vdot.default": _product(0),
+    "farflung.cached_attention": _cached_attention,
     "farflung.grouped_mm": _product(0),
     **{f"aten.{name}.input": _recurrent for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")},
     **{f"aten.fft_{name}.default": _fourier for name in _FOURIER},

@@ -19,7 +19,7 @@ from farflung.frontends.recipes.base import Form, Recipe
 from farflung.frontends.recipes.registry import load_recipe
 from farflung.job.spec import ModelSpec
 
-__all__ = ["TextModel"]
+__all__ = ["TextModel", "recipe_arguments"]
 
 #: How many positions a configuration of the ``transformers`` library allows.
 _POSITIONS = ("n_positions", "max_position_embeddings")
@@ -49,7 +49,7 @@ class TextModel:
             InputError: the recipe is not on this machine, or writes no text.
             CheckpointError: the states are not those of the model.
         """
-        with _arguments(spec, notes) as args:
+        with recipe_arguments(spec, notes) as args:
             recipe = load_recipe(spec.recipe, args)
             form = _form(recipe, spec)
             module = form.factory()
@@ -74,7 +74,7 @@ def _form(recipe: Recipe, spec: ModelSpec) -> Form:
 
 
 @contextmanager
-def _arguments(spec: ModelSpec, notes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def recipe_arguments(spec: ModelSpec, notes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The recipe's arguments; a model's folder that is not on this machine is replaced by one with its configuration."""
     folder, config = spec.args.get("folder"), notes.get("transformers")
     if not isinstance(folder, str) or config is None or Path(folder).is_dir():

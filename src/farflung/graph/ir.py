@@ -416,6 +416,21 @@ class Graph:
         return read(text)
 
     @property
+    def serves(self) -> bool:
+        """Whether this is a served language model: it gives logits, and no loss."""
+        names = {name for name, _ in self.outputs}
+        return "logits" in names and "loss" not in names
+
+    @property
+    def result(self) -> ValueRef:
+        """The loss, or of a served model the logits.
+
+        Raises:
+            GraphError: the graph has neither.
+        """
+        return dict(self.outputs)["logits"] if self.serves else self.loss
+
+    @property
     def loss(self) -> ValueRef:
         """The scalar that training minimizes.
 

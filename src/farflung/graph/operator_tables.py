@@ -16,6 +16,7 @@ PSEUDO = """
 farflung.input: input n
 farflung.variable: input
 farflung.batch_norm: norm
+farflung.cached_attention: attention n
 farflung.ctc_loss: loss
 farflung.gradient: elementwise
 farflung.grouped_mm: gemm

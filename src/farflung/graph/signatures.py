@@ -25,6 +25,8 @@ _PSEUDO = {
     "farflung.input": "",
     "farflung.variable": "Tensor value",
     "farflung.batch_norm": "Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float momentum, float eps",
+    "farflung.cached_attention": "Tensor query, Tensor key, Tensor value, Tensor cache, Tensor positions, Tensor slots, "
+    "float scale, int window",
     "farflung.ctc_loss": "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
     "int reduction, bool zero_infinity",
     "farflung.grouped_mm": "Tensor rows, Tensor weight, Tensor offsets",

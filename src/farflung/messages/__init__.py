@@ -9,6 +9,7 @@ handler of the message's type. A new message is a class in one of these modules:
 - ``watching``: the broker to everybody who watches a run.
 - ``data``: members of a run to each other: values, sums, votes, copies.
 - ``hybrid``: servers of a stage and their helpers.
+- ``serving``: a serving process and the workers of its model.
 
 What they rest on:
 

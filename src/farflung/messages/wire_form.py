@@ -28,7 +28,7 @@ _MODULES = {
     Channel.ANSWERS: ("calls",),
     Channel.UPLOADS: ("calls",),
     Channel.WATCH: ("watching",),
-    Channel.DATA: ("data", "hybrid"),
+    Channel.DATA: ("data", "hybrid", "serving"),
 }
 #: One part of the path in an error of msgspec: ``.name``, ``[3]`` or ``[...]`` (a key or a value of a map).
 _PATH_PART = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")

@@ -254,7 +254,7 @@ class _Lowering:
 
     def _verdict(self, tail: Sequence[Sequence[int]]) -> None:
         """Where the last loss is computed, all are told whether to apply the step (one hop, also where a replica does it)."""
-        position = self.at.graph.position[self.at.graph.loss.op]
+        position = self.at.graph.position[self.at.graph.result.op]
         home = next(stage.index for stage in self.at.plan.stages if stage.start <= position < stage.stop)
         last = self.number[home, "F", len(self.scale) - 1]
         for device in range(len(self.devices)):

@@ -14,9 +14,11 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, Slope, StepReady, Token, Value, Verdict
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
+from farflung.messages.serving import ServedBatch
 from farflung.step.context import StepContext
 from farflung.step.evaluation.evaluation import Evaluation
 from farflung.step.evaluation.generation import generate
+from farflung.step.evaluation.serving import Serving
 from farflung.step.gradient_check import GradientCheck
 from farflung.step.hybrid.stage_server import StageServer
 from farflung.step.inbox import Inbox
@@ -60,6 +62,8 @@ class Executor:
         self._position = RunPosition(setup.first_step, self._context.inbox)
         self.stages = LocalStages(setup)
         self._evaluation = Evaluation(self._context, self.stages, self._position)
+        #: Of a served model, what ``run`` is for one that trains.
+        self.serving = Serving(self._context, self.stages) if setup.graph.serves else None
         self._parts, self._router = self._wire()
         #: Units of other workers that are verified here.
         self.verification = self._parts.verification
@@ -92,6 +96,8 @@ class Executor:
         copies.register(messages)
         if sync is not None:
             sync.register(messages)
+        if self.serving is not None:
+            messages.register(ServedBatch, self.serving.receive)
         mode: TrainingMode
         if setup.job.plan.helpers:
             mode = StageServer(context, stages, vote, sums)
@@ -234,6 +240,8 @@ class Executor:
 
     def retained(self) -> list[StateCopy | RetainedStages]:
         """Return the states that this worker retains now that its part has ended (empty: training cannot continue from them)."""
+        if self.serving is not None:
+            return []  # the next attempt reads the weights from their source
         if self._context.engine.lost:  # with the states; the copies of other workers' states lie in this process
             return [*self._parts.copies.retained()] if self._parts.commit.survives else []
         own = self._parts.commit.retained()

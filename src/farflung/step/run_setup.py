@@ -37,6 +37,8 @@ class Phase(StrEnum):
     PROBE = "probe"
     EVAL = "eval"
     GENERATE = "generate"
+    #: Batches of a served model.
+    SERVE = "serve"
 
 
 def data_key(phase: Phase) -> Literal["data", "eval"]:
@@ -66,6 +68,7 @@ class RunSetup:
     continue from the states that this one leaves. ``checkpoint_step`` and ``checkpoint_committed``: the same
     of the newest checkpoint, if the run does not begin with that one. ``rounds``: which workers store copies of whose states.
     ``secrets``: of the workers whose units this one may verify (``plan.verification``). ``budget``: of this process's memory.
+    ``submitter``: the process that submitted the run.
     """
 
     run: str
@@ -83,6 +86,7 @@ class RunSetup:
     checkpoint_committed: int | None = None
     rounds: CopyRounds = field(default_factory=CopyRounds)
     secrets: Mapping[str, str] = field(default_factory=dict)
+    submitter: str = ""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
 
     @cached_property
@@ -118,8 +122,8 @@ class RunSetup:
 
     @cached_property
     def loss_stage(self) -> int:
-        """The stage that makes the loss; its primary leads the run."""
-        position = self.graph.position[self.graph.loss.op]
+        """The stage that makes the loss (of a served model: the logits); its primary leads the run."""
+        position = self.graph.position[self.graph.result.op]
         return next(stage.index for stage in self.plan.stages if stage.start <= position < stage.stop)
 
     @property

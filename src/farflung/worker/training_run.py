@@ -18,6 +18,7 @@ from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMess
 from farflung.messages.hybrid import SliceAnswer
 from farflung.messages.reports import Ended, Hashed, Noted, Prepared
 from farflung.messages.schema import Flag, UnsetType, kind_of
+from farflung.messages.serving import ServedBatch
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
 from farflung.plan.link_memory import check_samples
@@ -151,7 +152,7 @@ class TrainingRun(RunPart):
         if not self._go.get():
             self._requests.raise_if_ended()
             return
-        executor.run()
+        (executor.serving or executor).run()
         services = self._services
         _log_links(executor.setup.peers, services.links.endpoint.statistics(), services.log)
         services.log(f"run {self.run}: finished on this worker")
@@ -298,6 +299,7 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan, budget: 
         checkpoint_step=command.checkpoint_step,
         checkpoint_committed=command.checkpoint_committed,
         secrets={} if isinstance(command.secrets, UnsetType) else command.secrets,
+        submitter=command.submitter,
         budget=budget,
     )
 
@@ -373,7 +375,7 @@ class _PeerMessages:
     def _takes(self, peer: str, message: RunMessage) -> bool:
         """Whether ``peer`` may send ``message`` to this run."""
         match message:
-            case Batch():
+            case Batch() | ServedBatch():
                 return peer == self._submitter
             case LentPiece() | LentEnd():
                 return self._needs(peer)

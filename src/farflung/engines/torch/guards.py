@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from farflung.engines.torch.cached_attention import cached_attention
+
 __all__ = ["PSEUDO_KERNELS", "guarded"]
 
 Tensors = Sequence[torch.Tensor]
@@ -204,4 +206,8 @@ _CHECKS: Mapping[str, Callable[..., Any]] = {
 }
 
 #: Operators of our own that wrap a checked kernel.
-PSEUDO_KERNELS: Mapping[str, Callable[..., Any]] = {"farflung.ctc_loss": _ctc_loss, "farflung.grouped_mm": _grouped_mm}
+PSEUDO_KERNELS: Mapping[str, Callable[..., Any]] = {
+    "farflung.cached_attention": cached_attention,
+    "farflung.ctc_loss": _ctc_loss,
+    "farflung.grouped_mm": _grouped_mm,
+}

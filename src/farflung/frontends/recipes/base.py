@@ -19,7 +19,7 @@ from farflung.frontends.torch.capture import capture
 from farflung.graph.ir import Graph, TensorSpec
 from farflung.graph.weight_expressions import Expression
 
-__all__ = ["FORMS", "Form", "FormName", "Recipe", "images", "language_recipe", "tokens"]
+__all__ = ["FORMS", "CacheShape", "Form", "FormName", "Recipe", "images", "language_recipe", "tokens"]
 
 FormName = Literal["train", "evaluate", "generate"]
 FORMS: tuple[FormName, ...] = ("train", "evaluate", "generate")
@@ -30,6 +30,14 @@ Examples = Callable[[int], Any]
 
 #: (names of the tensors of the files, what gives the spec of one) -> state -> what it is made of.
 Sources = Callable[[Collection[str], Callable[[str], TensorSpec]], Mapping[str, Expression]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """Of the key-value caches of a served model: requests at the same time, and tokens of one request."""
+
+    slots: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,8 @@ class Recipe:
 
     ``notes`` travel with the run's checkpoints, for exports: ``transformers`` is the model's configuration (JSON), ``prefix``
     what the names of its states begin with here and not there, ``lora`` the configuration of its adapters (peft's, JSON).
+    ``serve`` gives the form with key-value caches, whose batch size is the number of tokens in a row (``recipes.serving``).
+    ``positions``: the longest row of tokens that the model takes (0: ``notes`` tell, or there is no limit).
     ``weights``: the folder or file with the model's trained weights, from which a job starts unless it says otherwise.
     ``sources`` says what the states are made of, given the files of the weights (``None``: tensors of the same names).
     """
@@ -55,6 +65,8 @@ class Recipe:
     train: Form
     evaluate: Form | None = None
     generate: Form | None = None
+    serve: Callable[[CacheShape], Form] | None = None
+    positions: int = 0
     inputs: tuple[str, ...]
     labels: tuple[str, ...]
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -80,8 +92,10 @@ class Recipe:
             InputError: the recipe does not have the form, or examples of that size don't fit into memory.
             CaptureError: the module can't become a graph.
         """
-        form = self.form(name)
-        mode = "train" if name == "train" else "eval"
+        return self.capture(self.form(name), batch_size, mode="train" if name == "train" else "eval")
+
+    def capture(self, form: Form, batch_size: int, *, mode: str = "eval") -> Graph:
+        """Capture ``form``; see ``graph``."""
         return capture(form.factory, _examples(form, batch_size), name=self.name, mode=mode, outputs=form.outputs)
 
     def graphs(self, batch_sizes: Iterable[int]) -> dict[tuple[FormName, int], Graph]:

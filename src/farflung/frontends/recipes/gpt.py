@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from farflung.errors import InputError
-from farflung.frontends.recipes.base import Recipe, language_recipe
+from farflung.frontends.recipes.base import CacheShape, Form, Recipe, language_recipe
+from farflung.frontends.recipes.serving import attend, serving_form
 from farflung.frontends.recipes.waist import Waist
 
 __all__ = ["GPT", "gpt"]
@@ -36,11 +40,15 @@ class Block(nn.Module):
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for part in self.mix(self.norm_1(x)).split(width, dim=2)
         )
-        dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = self.attend(query, key, value)
         x = x + self.drop(self.mix_out(mixed.transpose(1, 2).reshape(batch, length, width)))
         result: Tensor = x + self.drop(self.down(functional.gelu(self.up(self.norm_2(x)))))
         return result
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention; all are ``(batch, heads, sequence, dims)``."""
+        dropout = self.dropout if self.training else 0.0
+        return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
 
 class GPT(nn.Module):
@@ -85,16 +93,20 @@ class GPT(nn.Module):
                 nn.init.zeros_(part.bias)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        logits: Tensor = self.head(self.last(tokens, torch.arange(tokens.shape[1], device=tokens.device)))
+        if targets is None:
+            return logits
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def last(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """What the head reads, ``(batch, sequence, width)``; ``places``: the position of each token."""
         x = self.drop(self.token(tokens) + self.place(places))
         for number, block in enumerate(self.blocks):
             if str(number) in self.waists:
                 x = self.waists[str(number)](x)
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        if targets is None:
-            return logits
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 def gpt(
@@ -132,4 +144,30 @@ def gpt(
     dropout, tied = float(more.get("dropout", 0.0)), bool(more.get("tied", True))
 
     waist = (count if dims else 0, max(1, dims), bool(more.get("waist_learned", True)))
-    return language_recipe("gpt", lambda: GPT(config, dropout=dropout, tied=tied, waist=waist), sequence)
+
+    def make() -> GPT:
+        return GPT(config, dropout=dropout, tied=tied, waist=waist)
+
+    return replace(language_recipe("gpt", make, sequence), positions=sequence, serve=partial(_served, make))
+
+
+def _served(make: Callable[[], GPT], shape: CacheShape) -> Form:
+    """The form with key-value caches."""
+
+    def cached() -> GPT:
+        model = make().eval()
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            block.attend = partial(attend, block)  # type: ignore[method-assign]
+        return model
+
+    def empty() -> GPT:
+        with torch.device("meta"):
+            return cached()
+
+    return serving_form(cached, empty, _run, shape)
+
+
+def _run(model: GPT, tokens: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+    logits: Tensor = model.head(model.last(tokens, positions)[:, wanted])
+    return logits

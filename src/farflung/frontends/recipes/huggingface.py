@@ -7,6 +7,8 @@ drawn inside the graph, so the data stay plain text. All arguments that the libr
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,8 @@ from farflung.frontends.recipes.adapters import (
     import_library,
     wrap_with_adapters,
 )
-from farflung.frontends.recipes.base import Form, Recipe, tokens
+from farflung.frontends.recipes.base import CacheShape, Form, Recipe, tokens
+from farflung.frontends.recipes.serving import library_run, serving_form, use_library_attention
 
 __all__ = ["CausalLM", "MaskedLM", "huggingface"]
 
@@ -89,8 +92,8 @@ def huggingface(kind: str, **args: Any) -> Recipe:
     settings = adapter_settings(own, fan_in_fan_out=kind == "gpt2")
     masked = kind in ("bert", "albert")
 
-    def make() -> nn.Module:
-        model = model_class._from_config(config, attn_implementation="sdpa")
+    def make(change: Callable[[Any], Any] = lambda model: model) -> nn.Module:
+        model = change(model_class._from_config(config, attn_implementation="sdpa"))
         model = (model if settings is None else wrap_with_adapters(model, settings)).train()
         if not masked:
             return CausalLM(model)
@@ -102,10 +105,27 @@ def huggingface(kind: str, **args: Any) -> Recipe:
         train=Form(factory=make, example_inputs=tokens(sequence, 2)),
         evaluate=Form(factory=make, example_inputs=tokens(sequence, 2)),
         generate=None if masked else Form(factory=make, example_inputs=tokens(sequence, 1), outputs=("logits",)),
+        serve=None if masked else partial(_served, make),
         inputs=("input_ids",),
         labels=("labels",),
         notes=_notes(config, model_class.__name__) | adapter_notes(settings, "model.base_model.model."),
     )
+
+
+def _served(make: Callable[[Callable[[Any], Any]], nn.Module], shape: CacheShape) -> Form:
+    """The form with key-value caches."""
+
+    def cached() -> nn.Module:
+        return make(use_library_attention)
+
+    def empty() -> nn.Module:
+        with torch.device("meta"):
+            return cached()
+
+    def run(model: Any, tokens: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        return library_run(model.model, tokens, positions, wanted)
+
+    return serving_form(cached, empty, run, shape)
 
 
 def _notes(config: Any, architecture: str) -> dict[str, str]:

@@ -21,8 +21,9 @@ from farflung.errors import InputError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.recipes.adapted_base import BASE_ARGUMENTS, BaseAdapters, adapted_sources
 from farflung.frontends.recipes.adapters import ADAPTER_ARGUMENTS, adapter_notes, import_library
-from farflung.frontends.recipes.base import Form, Recipe, tokens
+from farflung.frontends.recipes.base import CacheShape, Form, Recipe, tokens
 from farflung.frontends.recipes.file_sources import file_sources
+from farflung.frontends.recipes.serving import library_run, serving_form, use_library_attention
 from farflung.frontends.recipes.tasks import Lengths, examples_of, task_called
 from farflung.graph.ir import TensorSpec
 from farflung.graph.weight_expressions import Expression
@@ -81,6 +82,7 @@ def model_folder(
         train=form(change),
         evaluate=evaluation,
         generate=form(_logits, ("logits",), tokens(sequence, 1)) if chosen.writes else None,
+        serve=functools.partial(_served, made, adapt) if chosen.writes else None,
         inputs=inputs,
         labels=tuple(chosen.labels),
         notes=_notes(empty, made.dtype) | adapter_notes(adapt.settings, "") | adapt.notes,
@@ -211,6 +213,13 @@ def _counting(forward: _Forward, **given: Tensor) -> dict[str, Tensor]:
 def _logits(forward: _Forward, input_ids: Tensor) -> Tensor:
     found: Tensor = forward(input_ids=input_ids).logits
     return found
+
+
+def _served(made: _Model, adapt: BaseAdapters, shape: CacheShape) -> Form:
+    """The form with key-value caches."""
+    return serving_form(
+        lambda: adapt(use_library_attention(made.build())), lambda: adapt(use_library_attention(made.empty())), library_run, shape
+    )
 
 
 def _masking(own: dict[str, Any], config: Any, folder: Path) -> _Forward | None:

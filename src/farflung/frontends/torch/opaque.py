@@ -3,7 +3,8 @@
 The operators exist only while a module is captured: they have shapes and no kernels. Lowering gives them the names that stand in
 ``OPAQUE``, under which engines know them. A call is held
 
-- where PyTorch reads values (lengths of a CTC loss) or refuses element types under fake tensors (grouped products), and
+- where PyTorch reads values (lengths of a CTC loss) or refuses element types under fake tensors (grouped products),
+- where a served model attends to its key-value cache (``frontends.recipes.serving``), and
 - around the result of a custom ``autograd.Function``, whose gradients come from its own backward.
 """
 
@@ -26,6 +27,10 @@ _LIBRARY.define(
     "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, int reduction, "
     "bool zero_infinity) -> Tensor"
 )
+_LIBRARY.define(
+    "cached_attention(Tensor query, Tensor key, Tensor value, Tensor cache, Tensor positions, Tensor slots, float scale, "
+    "int window) -> Tensor"
+)
 _LIBRARY.define("grouped_mm(Tensor input, Tensor weight, Tensor offsets) -> Tensor")
 _LIBRARY.define("gradient(Tensor[] inputs, Tensor[] outputs, Tensor[] saved, int number) -> Tensor[]")
 
@@ -33,6 +38,7 @@ _LIBRARY.define("gradient(Tensor[] inputs, Tensor[] outputs, Tensor[] saved, int
 GRADIENT = "farflung_capture.gradient.default"
 #: Operator of the library -> its name in a graph.
 OPAQUE = {
+    "farflung_capture.cached_attention.default": "farflung.cached_attention",
     "farflung_capture.ctc_loss.default": "farflung.ctc_loss",
     "farflung_capture.grouped_mm.default": "farflung.grouped_mm",
 }
@@ -42,6 +48,11 @@ OPAQUE = {
 def _ctc_loss(log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
     reduction = rest[4]
     return log_probs.new_empty(() if reduction or log_probs.dim() < 3 else log_probs.shape[1:2])
+
+
+@torch.library.register_fake("farflung_capture::cached_attention", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _cached_attention(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("farflung_capture::grouped_mm", lib=_LIBRARY)  # type: ignore[untyped-decorator]

@@ -53,8 +53,13 @@ class LocalStages:
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[SubGraph, ...]]:
-        """Samples in the micro-batch -> the sub-graphs of all stages."""
-        return {rows: cut(graph, self.setup.plan.bounds) for rows, graph in self.setup.graphs.items()}
+        """Samples in the micro-batch -> the sub-graphs of all stages.
+
+        Of a served model only the largest graph, which owns the states; the others are cut where the states are.
+        """
+        setup = self.setup
+        graphs = {max(setup.graphs): setup.graph} if setup.graph.serves else setup.graphs
+        return {rows: cut(graph, setup.plan.bounds) for rows, graph in graphs.items()}
 
     def runner(self, stage: int, micro_batch: int) -> StageRunner:
         """Return the runner of ``stage`` for ``micro_batch``."""

@@ -1,0 +1,298 @@
+"""The HTTP API: ``/v1/models``, ``/v1/completions``, ``/v1/chat/completions`` and ``/health``."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from farflung.clock import wall_time
+from farflung.errors import ConnectionLost, InputError
+from farflung.ids import new_id
+from farflung.serving.answers import Answer, error_body
+from farflung.serving.generation import Generation, Piece
+from farflung.serving.openai import ChatRequest, CompletionRequest, Prompt, TextRequest
+from farflung.serving.scheduler import TokenSequence
+from farflung.serving.service import Service
+from farflung.serving.tokenizers import ServedTokenizer
+
+__all__ = ["ServedApi", "make_app"]
+
+#: Bytes of a request's body.
+_LARGEST = 16 << 20
+
+Body = TypeVar("Body", bound=TextRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedApi:
+    """What the API answers from.
+
+    ``context``: tokens of a request. ``vocabulary``: tokens that the model knows. ``key``: what clients send (empty: nothing).
+    """
+
+    model: str
+    context: int
+    vocabulary: int
+    tokenizer: ServedTokenizer
+    service: Service
+    key: str = ""
+
+
+class _Refused(Exception):
+    """The request gets an error as its answer."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(status)
+        self.status, self.body = status, body
+
+
+def make_app(api: ServedApi) -> Starlette:
+    """The API as an ASGI application."""
+    routes = _Routes(api)
+    return Starlette(
+        routes=[
+            Route("/health", routes.health),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.one_model),
+            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/chat/completions", routes.chats, methods=["POST"]),
+        ],
+        exception_handlers={_Refused: _refusal, HTTPException: _not_served},
+    )
+
+
+async def _refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, _Refused)
+    return JSONResponse(error.body, status_code=error.status)
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path} is not served here: see /v1/models, /v1/completions and /v1/chat/completions"
+    return JSONResponse(error_body(text), status_code=error.status_code)
+
+
+class _Choices:
+    """The continuations of one request. Their pieces come on other threads, and are read in the server's loop."""
+
+    def __init__(self, count: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        self._open = count
+        #: What has come, by choice.
+        self.pieces: list[list[Piece]] = [[] for _ in range(count)]
+        self.generations: list[Generation] = []
+
+    def put(self, index: int, piece: Piece) -> None:
+        """Add a piece (any thread)."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
+
+    async def next(self) -> tuple[int, Piece] | None:
+        """Return the next piece, with the number of its choice (``None``: all have ended)."""
+        if self._open == 0:
+            return None
+        index, piece = await self._queue.get()
+        self.pieces[index].append(piece)
+        self._open = 0 if piece.error is not None else self._open - (piece.cause is not None)
+        return index, piece
+
+
+class _Routes:
+    def __init__(self, api: ServedApi) -> None:
+        self._api = api
+        self._created = int(wall_time())
+
+    async def health(self, _: Request) -> Response:
+        """Whether workers serve now."""
+        ready = self._api.service.ready
+        return JSONResponse({"status": "ready" if ready else "waiting for workers"}, status_code=200 if ready else 503)
+
+    async def models(self, request: Request) -> Response:
+        """The one model."""
+        self._check_key(request)
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """The model, by name."""
+        self._check_key(request)
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._described())
+
+    async def completions(self, request: Request) -> Response:
+        """Continue prompts."""
+        body = await self._read(request, CompletionRequest)
+        tokens = [self._encoded(prompt) for prompt in body.prompts]
+        return await self._answer(request, body, tokens, body.max_tokens)
+
+    async def chats(self, request: Request) -> Response:
+        """Answer a chat."""
+        body = await self._read(request, ChatRequest)
+        try:
+            tokens = self._api.tokenizer.encode_chat([message.plain for message in body.messages])
+        except InputError as error:
+            raise _Refused(400, error_body(str(error))) from None
+        return await self._answer(request, body, [tokens], body.most)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _described(self) -> dict[str, Any]:
+        api = self._api
+        return {
+            "id": api.model, "object": "model", "created": self._created, "owned_by": "farflung", "max_model_len": api.context
+        }  # fmt: skip
+
+    def _check_key(self, request: Request) -> None:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if self._api.key and not (kind.lower() == "bearer" and hmac.compare_digest(given.encode(), self._api.key.encode())):
+            text = "the key is missing or wrong: send the server's key as a bearer token (Authorization: Bearer KEY)"
+            raise _Refused(401, error_body(text, code="invalid_api_key"))
+
+    def _check_model(self, name: str) -> None:
+        if name != self._api.model:
+            text = f"unknown model {name!r:.100}: this server has {self._api.model!r}"
+            raise _Refused(404, error_body(text, code="model_not_found"))
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        """The checked body of a request."""
+        self._check_key(request)
+        raw = bytearray()
+        async for block in request.stream():
+            raw += block
+            if len(raw) > _LARGEST:
+                raise _Refused(413, error_body(f"the body has more than {_LARGEST} bytes: send a shorter prompt"))
+        try:
+            body = kind.model_validate(json.loads(raw.decode("utf-8")))
+            body.check()
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the body"
+            raise _Refused(400, error_body(f"{where}: {first['msg']}; see the documentation of the OpenAI API")) from None
+        except InputError as error:
+            raise _Refused(400, error_body(str(error))) from None
+        except (ValueError, RecursionError) as error:
+            raise _Refused(
+                400, error_body(f"the body is not JSON: {error}; send an object with Content-Type: application/json")
+            ) from None
+        self._check_model(body.model)
+        return body
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        try:
+            return self._api.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        except InputError as error:
+            raise _Refused(400, error_body(str(error))) from None
+
+    def _room(self, tokens: Sequence[int], most: int | None) -> int:
+        """How many tokens may follow ``tokens``."""
+        api, context = self._api, self._api.context
+        if not tokens:
+            raise _Refused(400, error_body("the prompt is empty: send at least one token"))
+        if (strange := next((token for token in tokens if not 0 <= token < api.vocabulary), None)) is not None:
+            raise _Refused(
+                400, error_body(f"the prompt holds token {strange}: the model knows those from 0 to {api.vocabulary - 1}")
+            )
+        if len(tokens) + (most or 1) > context:
+            asked = f"{len(tokens)} tokens of the prompt and {most or 1} of the answer"
+            text = f"{asked} are more than the {context} of this server: shorten the prompt, or lower max_tokens"
+            raise _Refused(400, error_body(text, code="context_length_exceeded"))
+        return most or context - len(tokens)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request, body: TextRequest, prompts: Sequence[list[int]], most: int | None) -> Response:
+        api = self._api
+        rooms = [self._room(tokens, most) for tokens in prompts]
+        choices = _Choices(len(prompts) * body.n)
+        for number, (tokens, room) in enumerate(zip(prompts, rooms, strict=True)):
+            for turn in range(body.n):
+                index = number * body.n + turn
+                sequence = TokenSequence(tokens=list(tokens), prompt=len(tokens), most=room, draws=body.draws(turn))
+                choices.generations.append(
+                    Generation(
+                        sequence=sequence,
+                        tokenizer=api.tokenizer,
+                        listen=partial(choices.put, index),
+                        stops=tuple(body.stop),
+                        ends=frozenset() if body.ignore_eos else api.tokenizer.ends,
+                    )
+                )
+        try:
+            api.service.add(choices.generations)
+        except InputError as error:
+            raise _Refused(429, error_body(str(error), kind="rate_limit_error")) from None
+        except ConnectionLost as error:
+            raise _Refused(503, error_body(str(error), kind="server_error")) from None
+        chat = isinstance(body, ChatRequest)
+        answer = Answer(
+            kind="chat" if chat else "completion",
+            name=new_id("chatcmpl" if chat else "cmpl"),
+            created=int(wall_time()),
+            model=api.model,
+            shows=body.shown is not None,
+            numbers=body.return_token_ids,
+            spell=api.tokenizer.spell,
+        )
+        read = sum(map(len, prompts))
+        if body.stream:
+            pieces = self._stream(choices, answer, read, usage=body.reports_usage)
+            return StreamingResponse(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return await self._whole(request, choices, answer, read)
+
+    async def _whole(self, request: Request, choices: _Choices, answer: Answer, read: int) -> Response:
+        gone = asyncio.create_task(_gone(request))
+        try:
+            while True:
+                coming = asyncio.create_task(choices.next())
+                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    return Response(status_code=499)  # nobody reads it
+                found = coming.result()
+                if found is None:
+                    return JSONResponse(answer.whole(choices.pieces, read))
+                if found[1].error is not None:
+                    return JSONResponse(error_body(found[1].error, kind="server_error"), status_code=503)
+        finally:
+            gone.cancel()
+            self._release(choices)
+
+    async def _stream(self, choices: _Choices, answer: Answer, read: int, *, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events: a piece each, then ``[DONE]``."""
+        try:
+            while (found := await choices.next()) is not None:
+                index, piece = found
+                if piece.error is not None:
+                    yield _event(error_body(piece.error, kind="server_error"))
+                    return
+                yield _event(answer.part(index, piece, first=len(choices.pieces[index]) == 1))
+            if usage:
+                yield _event(answer.end(choices.pieces, read))
+            yield "data: [DONE]\n\n"
+        finally:  # also when the client has gone
+            self._release(choices)
+
+    def _release(self, choices: _Choices) -> None:
+        for generation in choices.generations:
+            self._api.service.remove(generation)
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has closed the connection; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"

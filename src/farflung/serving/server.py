@@ -1,0 +1,86 @@
+"""The server's life: listen, submit the model, answer until Ctrl-C or until the run ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import uvicorn
+
+from farflung.api.submission import send_weights
+from farflung.client.connection import Client
+from farflung.errors import InputError
+from farflung.serving.app import ServedApi, make_app
+from farflung.serving.model import ServedModel
+from farflung.serving.service import Service
+
+__all__ = ["listen", "serve_model"]
+
+_BACKLOG = 128
+
+
+def listen(address: str, key: str) -> socket.socket:
+    """Return a socket that listens at ``address`` (``HOST:PORT``; port 0: any free port).
+
+    Raises:
+        InputError: it is no address, the port is in use, or other machines can reach it and there is no ``key``.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"--listen {address!r} is not an address: write HOST:PORT, e.g. 127.0.0.1:8000")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        if not key and not ipaddress.ip_address(where[0]).is_loopback:
+            raise InputError(f"--listen {address}: other machines can reach this address, so clients need a key; add --api-key")
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(f"--listen {address}: {error.strerror or error}; choose another address") from None
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen(_BACKLOG)
+    except OSError as error:
+        found.close()
+        raise InputError(f"--listen {address}: {error.strerror}; choose another port") from None
+    return found
+
+
+def serve_model(client: Client, model: ServedModel, listening: socket.socket, key: str, say: Callable[[str], None]) -> None:
+    """Submit ``model`` and answer requests until Ctrl-C.
+
+    Raises:
+        FarflungError: the run has ended: nobody can serve the model any more.
+    """
+    send_weights(client, model.bundle)
+    service = Service(client, model.bundle, model.settings, say)
+    try:
+        service.start()
+        service.wait_until_ready()
+        api = ServedApi(
+            model=model.name,
+            context=model.context,
+            vocabulary=model.vocabulary,
+            tokenizer=model.tokenizer,
+            service=service,
+            key=key,
+        )
+        config = uvicorn.Config(
+            make_app(api), log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+
+        def end() -> None:
+            server.should_exit = True
+
+        service.on_end = end
+        host, port = listening.getsockname()[:2]
+        name = f"[{host}]" if ":" in host else host
+        say(f"serving {model.name} at http://{name}:{port}/v1 (Ctrl-C ends it)")
+        with suppress(KeyboardInterrupt):  # it has answered what it had begun
+            server.run(sockets=[listening])
+        if service.ended is not None:
+            raise service.ended
+    finally:
+        service.close()

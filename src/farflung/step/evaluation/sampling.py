@@ -1,0 +1,39 @@
+"""Draws the next token from the logits of a language model."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["draw_token", "log_probabilities"]
+
+
+def draw_token(
+    logits: NDArray[np.float64], random: np.random.Generator, *, temperature: float, top_k: int = 0, top_p: float = 1.0
+) -> int:
+    """Draw a token; ``logits`` are ``(vocabulary,)``.
+
+    Args:
+        logits: of the tokens that may follow.
+        random: gives one number.
+        temperature: 0 takes the most likely token.
+        top_k: only so many of the most likely tokens (0: all).
+        top_p: only the most likely tokens whose probabilities sum up to at least this (Holtzman et al., 2020).
+    """
+    if temperature == 0 or top_k == 1:
+        return int(np.argmax(logits))
+    order = np.argsort(-logits, kind="stable")[: top_k or None]
+    scaled = (logits[order] - logits[order[0]]) / temperature
+    chances = np.exp(scaled)
+    chances /= chances.sum()
+    # as many of the likeliest as are needed to reach top_p, at least one
+    kept = int(np.searchsorted(np.cumsum(chances), top_p - 1e-12)) + 1
+    chances = chances[:kept] / chances[:kept].sum()
+    return int(order[random.choice(len(chances), p=chances)])
+
+
+def log_probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The natural logarithms of the probabilities at temperature 1."""
+    shifted = logits - logits.max()
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return found

@@ -1,0 +1,122 @@
+"""A model's folder on two workers: the tokens are those of transformers on one machine, however requests arrive."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.loopback import Loopback
+from tests.support.served_models import ServedHere, events, greedy, save_served, serving
+from tests.support.worker_deaths import vanish
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(2, 256, length)]
+
+
+def tokens_of(body: dict[str, Any]) -> list[int]:
+    """The tokens of a completion."""
+    found: list[int] = body["choices"][0]["token_ids"]
+    return found
+
+
+def test_completions_streams_and_chats_are_those_of_one_machine(two: Loopback, tmp_path: Path) -> None:
+    model = save_served(tmp_path / "model", eos_token_id=None, num_hidden_layers=3)
+    with serving(two, tmp_path / "model") as served:
+        check_tokens(served, model)
+        check_stream(served, model)
+        check_chat(served, model)
+        check_many_at_once(served, model)
+    assert served.service.ended is None or "stopped" in str(served.service.ended)
+
+
+def check_tokens(served: ServedHere, model: object) -> None:
+    for length in (1, 5, 8, 21):  # of one chunk, and of several
+        prompt = prompt_of(length, length)
+        body = served.complete(prompt, 12, logprobs=2)
+        assert tokens_of(body) == greedy(model, prompt, 12)
+        assert body["usage"] == {"prompt_tokens": length, "completion_tokens": 12, "total_tokens": length + 12}
+        assert body["choices"][0]["finish_reason"] == "length"
+        shown = body["choices"][0]["logprobs"]
+        assert [max(one.values()) for one in shown["top_logprobs"]] == shown["token_logprobs"], "the most likely is drawn"
+        assert all(len(one) == 2 for one in shown["top_logprobs"])
+
+
+def check_stream(served: ServedHere, model: object) -> None:
+    whole = served.complete("word5 word9", 9)
+    body = {"model": "tiny", "prompt": "word5 word9", "max_tokens": 9, "temperature": 0, "ignore_eos": True, "stream": True}
+    answer = served.http.post("/v1/completions", json={**body, "stream_options": {"include_usage": True}})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *pieces, last = events(answer.text)
+    assert len(pieces) == 9
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * 8 + ["length"]
+    assert last["usage"] == whole["usage"]
+    stop = whole["choices"][0]["text"].split()[3]
+    cut = served.complete("word5 word9", 9, stop=stop)["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == (whole["choices"][0]["text"].partition(stop)[0], "stop")
+
+
+def check_chat(served: ServedHere, model: object) -> None:
+    messages = [{"role": "user", "content": "word3 word4"}, {"role": "user", "content": [{"type": "text", "text": "word7"}]}]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 1}
+    more = {"ignore_eos": True, "return_token_ids": True}
+    choice = served.http.post("/v1/chat/completions", json={**body, **more}).json()["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["token_ids"] == greedy(model, [3, 4, 7], 6)
+    assert len(choice["logprobs"]["content"]) == 6
+    text = served.http.post("/v1/chat/completions", json={**body, "ignore_eos": True, "stream": True}).text
+    deltas = [piece["choices"][0]["delta"] for piece in events(text)]
+    assert deltas[0]["role"] == "assistant"
+    assert "".join(delta.get("content", "") for delta in deltas) == choice["message"]["content"]
+
+
+def check_many_at_once(served: ServedHere, model: object) -> None:
+    """More requests than slots, of different lengths, and drawn tokens that a seed repeats."""
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((3, 17, 9, 30, 1, 12, 5))]
+    found: dict[int, list[int]] = {}
+
+    def ask(index: int) -> None:
+        found[index] = tokens_of(served.complete(prompts[index], 10))
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {index: greedy(model, prompt, 10) for index, prompt in enumerate(prompts)}
+    drawn = [served.complete(prompts, 8, temperature=0.9, top_p=0.95, seed=seed, n=2)["choices"] for seed in (7, 7, 8)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [choice["index"] for choice in drawn[0]] == list(range(14))
+    assert drawn[0][0]["text"] != drawn[0][1]["text"], "the choices of a prompt draw different tokens"
+
+
+@pytest.mark.timeout(240)
+def test_the_death_of_a_stage_costs_prefixes_and_no_request(two: Loopback, tmp_path: Path) -> None:
+    """A third worker waits. The second one dies in the middle of three answers."""
+    model = save_served(tmp_path / "model", eos_token_id=None)
+    prompts = [prompt_of(length, length) for length in (4, 11, 2)]
+    with serving(two, tmp_path / "model") as served:
+        two.add("c")
+        body = {
+            "model": "tiny",
+            "prompt": prompts,
+            "max_tokens": 60,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        found: list[list[int]] = [[], [], []]
+        with served.http.stream("POST", "/v1/completions", json=body) as answer:
+            for number, line in enumerate(line for line in answer.iter_lines() if line.startswith("data: {")):
+                choice = events(line + "\n\ndata: [DONE]\n\n")[0]["choices"][0]
+                found[choice["index"]] += choice["token_ids"]
+                if number == 20:
+                    vanish(two, "b")
+        assert found == [greedy(model, one, 60) for one in prompts]
+        assert tokens_of(served.complete(prompts[0], 5)) == greedy(model, prompts[0], 5), "the server lives on"
