@@ -60,6 +60,19 @@ def test_workers_of_a_revoked_ticket_are_removed(two: Loopback) -> None:
     assert gone["b"] == f"its ticket {two.broker.names.ticket('b')} was revoked"
 
 
+def test_a_revocation_counts_until_its_members_are_gone(tmp_path: Path) -> None:
+    """Whatever a removal does, and however often."""
+    tickets, names = TicketBook(tmp_path / "tickets.sqlite"), NameBook(tmp_path / "names.sqlite")
+    access = AccessControl(tickets, names, AuditLog(tmp_path, wall_time))
+    ticket = tickets.issue("join", addresses=("127.0.0.1:1",), fingerprint=b"", now=wall_time())
+    names.bind("w", "k", ticket.ticket_id, now=wall_time(), until=wall_time() + 60.0)
+    assert access.unwelcome(lambda: ["w"]) == {}
+    tickets.revoke(ticket.ticket_id, wall_time())
+    for _ in range(2):
+        assert access.unwelcome(lambda: ["w"]) == {"w": f"its ticket {ticket.ticket_id} was revoked"}
+    assert access.unwelcome(lambda: []) == {}
+
+
 @pytest.mark.timeout(300)
 def test_a_kicked_worker_stays_away_until_it_is_readmitted(two: Loopback) -> None:
     with closing(Client(join(two.ticket("owner"), name="owner", role="client"))) as owner:

@@ -97,6 +97,20 @@ def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     assert said == ["warning: the handling of a lost worker failed inside: OSError: the disk is full"] * 3
 
 
+def test_members_that_must_go_all_go_whatever_the_loss_of_one_does() -> None:
+    table, said = SessionTable(lambda name: 1), list[str]()
+    gone = dict.fromkeys("abc", "its ticket was revoked")
+    sessions = Sessions(table, Events(RuntimeError("a defect")), said.append, lambda connected: gone)
+    found = [table.enter(name) for name in "abc"]
+    sessions._check_tickets(0.0)
+    assert [session.ended for session in found] == list(gone.values())
+    assert table.connected() == []
+    assert said.count("warning: the handling of a lost worker failed inside: RuntimeError: a defect") == 3
+    found = [table.enter(name) for name in "ab"]
+    assert sessions.remove(lambda name: True, "kicked") == ["a", "b"]
+    assert ([session.ended for session in found], table.connected()) == (["kicked", "kicked"], [])
+
+
 def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path) -> None:
     broker = Broker(tmp_path, listen="127.0.0.1:0")
     writes, goes_on, failed = threading.Event(), threading.Event(), list[Exception]()

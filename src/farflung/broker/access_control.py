@@ -36,7 +36,7 @@ class AccessControl:
 
     def __init__(self, tickets: TicketBook, names: NameBook, audit: AuditLog) -> None:
         self._tickets, self._names, self.audit = tickets, names, audit
-        #: The revoked tickets for which ``unwelcome`` was asked last.
+        #: The revoked tickets whose members are all known to be gone.
         self._seen: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         #: How often refusals are recorded, guarded by ``_lock``: whoever is refused must not fill the disk.
@@ -68,14 +68,16 @@ class AccessControl:
         if rare:
             self.audit.write("refused", **facts, cause=str(error))
 
-    def unwelcome(self, connected: Sequence[str]) -> dict[str, str]:
-        """Return which of the ``connected`` members must go since the last call, and why. To be called periodically."""
-        revoked = self._tickets.revoked()
+    def unwelcome(self, connected: Callable[[], Sequence[str]]) -> dict[str, str]:
+        """Return which of the ``connected`` members must go, and why. To be called periodically: a removal may fail."""
+        revoked = self._tickets.revoked()  # first: whoever connects later was checked against them
         if revoked == self._seen:
             return {}
-        self._seen = revoked
-        tickets = {name: self._names.ticket(name) for name in connected}
-        return {name: f"its ticket {ticket} was revoked" for name, ticket in tickets.items() if ticket in revoked}
+        tickets = {name: self._names.ticket(name) for name in connected()}
+        gone = {name: f"its ticket {ticket} was revoked" for name, ticket in tickets.items() if ticket in revoked}
+        if not gone:
+            self._seen = revoked
+        return gone
 
     def kick(self, call: Call, request: Kick, end_sessions: EndSessions, reset: Callable[[str], None]) -> Kicked:
         """Bar a member's key, and end the sessions of all workers that have it; or let the key in again, with its standing reset.

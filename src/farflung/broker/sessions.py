@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
@@ -67,9 +67,9 @@ class Sessions:
         table: SessionTable,
         events: SessionEvents,
         say: Callable[[str], None],
-        unwelcome: Callable[[Sequence[str]], Mapping[str, str]] = lambda connected: {},
+        unwelcome: Callable[[Callable[[], Sequence[str]]], Mapping[str, str]] = lambda connected: {},
     ) -> None:
-        """``unwelcome`` returns which of the connected workers must go, and why."""
+        """``unwelcome`` returns which of the connected workers must go, and why; it is asked until they are gone."""
         self._table, self._events, self._say, self._unwelcome = table, events, say, unwelcome
         self._threads = ThreadGroup()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,22 +116,31 @@ class Sessions:
         """Remove the workers whose lease has expired; to be called every half second."""
         expired, silences = self._table.check_leases(now)
         self._events.silent(silences, float(self._table.lease))
-        for session in expired:
-            self._end(session, f"no message from it for {self._table.lease}: it is frozen, or cut off")
+        cause = f"no message from it for {self._table.lease}: it is frozen, or cut off"
+        self._end_all({session: cause for session in expired})
 
     def _check_tickets(self, now: float) -> None:
         """Remove the workers that are not welcome any more; to be called every half second."""
         del now
-        for name, cause in self._unwelcome(self._table.connected()).items():
-            self.remove(lambda one, gone=name: one == gone, cause)  # type: ignore[misc]
+        causes = self._unwelcome(self._table.connected)
+        self._end_all({session: causes[session.name] for session in self._sessions(causes)})
 
     def remove(self, chosen: Callable[[str], bool], cause: str) -> list[str]:
         """End the sessions of the workers whose names are ``chosen``, because of ``cause``; return their names."""
-        sessions = [self._table.session(name) for name in self._table.connected() if chosen(name)]
-        found = [session for session in sessions if session is not None]
-        for session in found:
-            self._end(session, cause)
+        found = self._sessions([name for name in self._table.connected() if chosen(name)])
+        self._end_all(dict.fromkeys(found, cause))
         return [session.name for session in found]
+
+    def _sessions(self, names: Iterable[str]) -> list[Session]:
+        sessions = [self._table.session(name) for name in names]
+        return [session for session in sessions if session is not None]
+
+    def _end_all(self, causes: Mapping[Session, str]) -> None:
+        """End each session for its cause: first nobody reads them any more, then each loss is handled, whatever another does."""
+        ended = [(session, cause) for session, cause in causes.items() if self._table.end(session, cause)]
+        for session, cause in ended:
+            if error := failure_of("the handling of a lost worker", self._lose, session, cause):
+                self._say(f"warning: {error}")
 
     async def serve(self, call: Call, stream: FrameStream) -> None:
         """Serve a worker's session: receive reports, send commands.
@@ -235,8 +244,11 @@ class Sessions:
 
     def _end(self, session: Session, cause: str) -> None:
         """End the session, for the first cause that comes."""
-        if not self._table.end(session, cause):
-            return
+        if self._table.end(session, cause):
+            self._lose(session, cause)
+
+    def _lose(self, session: Session, cause: str) -> None:
+        """Handle the loss of the worker whose ``session`` has ended."""
         self._say(f"worker {session.name} {'left' if cause == _LEFT else f'is gone: {cause}'}")
         try:
             self._events.lost(session.name, cause)
