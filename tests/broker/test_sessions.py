@@ -17,8 +17,9 @@ from farflung.broker import worker_reports
 from farflung.broker.process import Broker
 from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
-from farflung.errors import ConnectionLost, WireError
+from farflung.errors import ConnectionLost, SecurityError, WireError
 from farflung.protocol.members import Member
+from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
@@ -168,6 +169,49 @@ def test_nothing_fails_because_nobody_can_be_told(tmp_path: Path) -> None:
     broker.close()
 
 
+class Kicking:
+    """The owner kicks each worker while its hello is handled."""
+
+    def __init__(self) -> None:
+        self.table, self.told = SessionTable(lambda name: 1), list[str]()
+        self.sessions = Sessions(self.table, cast(Any, self), self.told.append)
+
+    def joined(self, name: str, generation: int, hello: object) -> tuple[str, list[str]]:
+        assert self.sessions.remove(lambda one: one == name, "it was kicked") == [name]
+        self.told.append("MemberJoined")
+        return "a test", []
+
+    def lost(self, name: str, cause: str) -> None:
+        self.told.append("MemberLost")
+
+
+def test_who_is_kicked_while_it_joins_is_lost_afterwards() -> None:
+    """Else it would stay a member without a session."""
+    kicking = Kicking()
+    stream = Said([Frame("hello", {"address": "", "offer": Door.OFFER})])
+    asyncio.run(kicking.sessions.serve(cast(Any, QuietCall()), cast(Any, stream)))
+    assert kicking.told == ["MemberJoined", "worker w joined from a test", "worker w is gone: it was kicked", "MemberLost"]
+    assert not kicking.table.serves("w")
+    assert stream.sent == ["welcome", "fenced"]
+
+
+class Mute(Said):
+    """A worker that says nothing; like gRPC's, its wait ends in a lost connection."""
+
+    async def receive(self) -> Frame | None:
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise ConnectionLost("lost w: the connection broke off") from None
+
+
+def test_who_says_no_hello_does_not_keep_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.broker.sessions._HELLO_SECONDS", 0.0)
+    sessions = Sessions(SessionTable(lambda name: 1), Events(), lambda text: None)
+    with pytest.raises(WireError, match="a worker's session must begin with hello"):
+        asyncio.run(sessions.serve(cast(Any, QuietCall()), cast(Any, Mute(()))))
+
+
 class Door:
     """Sessions of a worker called w, one after the other, with the hellos that they begin with."""
 
@@ -215,6 +259,17 @@ def test_a_hello_with_bad_wishes_leaves_nobody_behind(door: Door, wishes: dict[s
         door.welcome(**wishes)
     assert list(door.broker.runs.machine.members) == []
     assert door.welcome() == "welcome"
+
+
+def test_who_was_kicked_before_its_hello_begins_no_session(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call itself was admitted, and has its line in the audit log."""
+    monkeypatch.setattr(QuietCall, "caller", Caller(name="w", role="worker", key="k"))
+    door.broker.names.bar("w", "k", barred=True)
+    with pytest.raises(SecurityError, match="'w' was kicked by the broker's owner"):
+        door.welcome()
+    assert (list(door.broker.runs.machine.members), door.broker.sessions.serves("w")) == ([], False)
+    audit = door.broker.home / "audit.jsonl"
+    assert not audit.exists() or "session" not in audit.read_text()
 
 
 def test_a_session_that_can_not_begin_leaves_nobody_behind(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from farflung.messages.calls import Kick, Kicked
 from farflung.messages.remote_calls import serve
 from farflung.security import Caller
 from farflung.security.audit_log import AuditLog
-from farflung.security.name_book import Binding, NameBook
+from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.rpc import Call, RpcServer
 
@@ -52,14 +52,29 @@ class AccessControl:
         Raises:
             SecurityError: it was kicked, its ticket was revoked, or its name belongs to another key.
         """
-        bound = self._names.binding(caller.name)
         try:
-            self._check(caller, bound)
+            self.recheck(caller)
         except SecurityError as error:
             self.refused(error, caller.key, name=caller.name, role=caller.role, call=method, address=address)
             raise
         if method in _RECORDED:
-            self.audit.write(method, name=caller.name, role=caller.role, ticket=bound.ticket, address=address)
+            ticket = self._names.ticket(caller.name)
+            self.audit.write(method, name=caller.name, role=caller.role, ticket=ticket, address=address)
+
+    def recheck(self, caller: Caller) -> None:
+        """See that ``caller`` may still call, and record nothing.
+
+        Raises:
+            SecurityError: it was kicked, its ticket was revoked, or its name belongs to another key.
+        """
+        bound = self._names.binding(caller.name)
+        if caller.key and bound.key and bound.key != caller.key:
+            raise SecurityError(f"the name {caller.name!r} belongs to another key now; join again under another name")
+        self.welcome(caller.key, caller.name)
+        if bound.ticket and bound.ticket in self._tickets.revoked():
+            raise SecurityError(
+                f"the ticket {bound.ticket} that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
+            )
 
     def refused(self, error: SecurityError, key: str, /, **facts: str) -> None:
         """Record that the member with ``key`` (empty: a stranger) was refused because of ``error``, but not too often."""
@@ -110,12 +125,3 @@ class AccessControl:
         """
         if self._names.barred(key):
             raise SecurityError(f"{name!r} was kicked by the broker's owner; ask the owner to run: farflung kick {name} --undo")
-
-    def _check(self, caller: Caller, bound: Binding) -> None:
-        if caller.key and bound.key and bound.key != caller.key:
-            raise SecurityError(f"the name {caller.name!r} belongs to another key now; join again under another name")
-        self.welcome(caller.key, caller.name)
-        if bound.ticket and bound.ticket in self._tickets.revoked():
-            raise SecurityError(
-                f"the ticket {bound.ticket} that {caller.name!r} joined with was revoked; ask the broker's owner for a fresh one"
-            )

@@ -152,7 +152,7 @@ class Broker:
         stores = _stores(journal, standing, presence, storage.leadership)
         self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
-        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome)
+        self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome, access.recheck)
         server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
         door = RpcServer(credentials, host=RpcHost(log=say), door=True)
         access.register(server, serving.remove, self._reset_standing)

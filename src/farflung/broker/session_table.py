@@ -79,7 +79,8 @@ class Mailbox:
 class Session:
     """``generation``: its number. ``ended``: why nobody reads it any more (empty: somebody does).
 
-    ``handling``: a report of it is being handled, which may take long.
+    ``handling``: a report of it is being handled, which may take long. ``beginning``: so is its hello, and whoever handles that
+    also handles the end if it comes meanwhile.
     ``begun``: when, in monotonic seconds. ``disk``: free bytes of the worker's disks, as it reported last (None: unknown).
     """
 
@@ -89,6 +90,7 @@ class Session:
     outgoing: Mailbox = field(default_factory=Mailbox)
     ended: str = ""
     handling: bool = False
+    beginning: bool = False
     begun: float = field(default_factory=monotonic)
     disk: float | None = None
 
@@ -174,8 +176,8 @@ class SessionTable:
         with self._lock:
             return [name for name, at in self._admitted.items() if now - at < _JOINING and name not in self._sessions]
 
-    def enter(self, name: str) -> Session:
-        """Begin a session of ``name``.
+    def enter(self, name: str, *, beginning: bool = False) -> Session:
+        """Begin a session of ``name``; ``beginning``: until ``began``.
 
         Raises:
             ConnectionLost: the broker ends.
@@ -187,10 +189,16 @@ class SessionTable:
                 raise ConnectionLost("the broker is closing")
             if name in self._sessions:
                 raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")
-            session = self._sessions[name] = Session(name, generation)
+            session = self._sessions[name] = Session(name, generation, beginning=beginning)
             self.leases.grant(name, generation, monotonic())
             self._admitted.pop(name, None)
         return session
+
+    def began(self, session: Session) -> str:
+        """The hello of ``session`` was handled. Return why it has ended meanwhile (empty: it has not); the caller handles this."""
+        with self._lock:
+            session.beginning = False
+            return session.ended
 
     def renew(self, session: Session) -> bool:
         """Something came in ``session``; return whether it is still the session of its worker."""
@@ -198,13 +206,16 @@ class SessionTable:
             return self.leases.renew(session.name, session.generation, monotonic()) and not session.ended
 
     def end(self, session: Session, cause: str) -> bool:
-        """End ``session`` because of ``cause``; return False if it ended before. The name stays taken until ``leave``."""
+        """End ``session`` because of ``cause``; return whether the caller handles this: it is the first, and the hello was handled.
+
+        The name stays taken until ``leave``.
+        """
         with self._lock:
             if session.ended:
                 return False
-            session.ended = cause
+            session.ended, handles = cause, not session.beginning
         session.outgoing.put(None)
-        return True
+        return handles
 
     def leave(self, session: Session) -> None:
         """Release the name of ``session``."""
@@ -217,7 +228,9 @@ class SessionTable:
         """Return the sessions whose lease has expired, and for how many seconds each worker has been silent."""
         with self._lock:
             for session in self._sessions.values():
-                if session.handling:  # what it sends waits for this broker, which is not the worker's silence
+                if (
+                    session.handling or session.beginning
+                ):  # what it sends waits for this broker, which is not the worker's silence
                     self.leases.renew(session.name, session.generation, now)
             expired = [self._sessions[name] for name, _ in self.leases.expired(now) if name in self._sessions]
             return expired, {name: float(self.leases.silence(name, now)) for name in self._sessions}

@@ -22,6 +22,7 @@ from farflung.messages.reports import Hello
 from farflung.messages.schema import Channel
 from farflung.messages.wire_form import decode_as, encode, holds
 from farflung.protocol.leases import BEATS
+from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.rpc import Call, FrameStream
@@ -33,6 +34,8 @@ __all__ = ["SessionEvents", "Sessions"]
 _TICK = 0.5
 #: Sessions that begin or end at the same time.
 _TURNS = 4
+#: Seconds that a caller has for its hello.
+_HELLO_SECONDS = 30.0
 _BEAT = encode(Beat())
 _T = TypeVar("_T")
 #: The cause of the end of a session when its worker asked for it.
@@ -68,9 +71,13 @@ class Sessions:
         events: SessionEvents,
         say: Callable[[str], None],
         unwelcome: Callable[[Callable[[], Sequence[str]]], Mapping[str, str]] = lambda connected: {},
+        welcome: Callable[[Caller], None] = lambda caller: None,
     ) -> None:
-        """``unwelcome`` returns which of the connected workers must go, and why; it is asked until they are gone."""
-        self._table, self._events, self._say, self._unwelcome = table, events, say, unwelcome
+        """``unwelcome`` returns which of the connected workers must go, and why; it is asked until they are gone.
+
+        ``welcome`` raises an error for a caller who may not have a session any more.
+        """
+        self._table, self._events, self._say, self._unwelcome, self._welcome = table, events, say, unwelcome, welcome
         self._threads = ThreadGroup()
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The readers of all sessions: asyncio alone does not keep a task alive.
@@ -151,15 +158,16 @@ class Sessions:
             InputError: a worker of this name is connected, or other members must not dial its address.
             ConnectionLost: the worker broke off.
         """
-        assert call.caller is not None
-        name = call.caller.name
-        if call.caller.role != "worker":
-            raise SecurityError(f"{name!r} has no right to work here: it joined as a {call.caller.role}")
-        first = await stream.receive()
+        caller = call.caller
+        assert caller is not None
+        name = caller.name
+        if caller.role != "worker":
+            raise SecurityError(f"{name!r} has no right to work here: it joined as a {caller.role}")
+        first = await _first(stream)
         if first is None:
             raise WireError("a worker's session must begin with hello")
         hello = decode_as(first, Channel.REPORTS, Hello)
-        beginning = asyncio.create_task(self._in_turn(call, lambda: self.begin(name, call.address, hello)))
+        beginning = asyncio.create_task(self._in_turn(call, lambda: self.begin(caller, call.address, hello)))
         # its own task: the end of the call cancels this coroutine, and the reader ends after the report that it handles
         reading = asyncio.create_task(self._read_begun(beginning, call, stream))
         self._reading.add(reading)
@@ -176,22 +184,25 @@ class Sessions:
         elif session.ended != _LEFT:
             await stream.send(encode(Fenced(cause=session.ended)))
 
-    def begin(self, name: str, address: str, hello: Hello) -> tuple[Session, list[str]]:
-        """Begin the session of the worker ``name``, which calls from ``address``; return it with warnings for the worker.
+    def begin(self, caller: Caller, address: str, hello: Hello) -> tuple[Session, list[str]]:
+        """Begin the session of the worker ``caller``, which calls from ``address``; return it with warnings for the worker.
 
         Raises:
             InputError: a worker of this name is connected, or other members must not dial its address.
+            SecurityError: it was kicked, or its ticket was revoked, since it called.
         """
         check_advertised(hello.address, address)
-        session = self._table.enter(name)
-        began = False
+        session = self._table.enter(caller.name, beginning=True)
+        cause = "its session did not begin"
         try:
-            text, warnings = self._events.joined(name, session.generation, hello)
-            began = True
-        finally:
-            if not began:  # whatever happened: no member may remain without a session
-                self._end(session, "its session did not begin")
-        self._say(f"worker {name} joined from {text}")
+            self._welcome(caller)  # again: only from now on it is found among those that are connected
+            text, warnings = self._events.joined(caller.name, session.generation, hello)
+            self._say(f"worker {caller.name} joined from {text}")
+            cause = ""
+        finally:  # whatever happened: no member may remain without a session
+            if ended := self._table.began(session) or cause:
+                self._table.end(session, ended)
+                self._lose(session, ended)
         return session, warnings
 
     async def _send_commands(self, session: Session, stream: FrameStream) -> None:
@@ -254,3 +265,18 @@ class Sessions:
             self._events.lost(session.name, cause)
         finally:
             self._table.leave(session)  # else the name would be taken for ever
+
+
+async def _first(stream: FrameStream) -> Frame | None:
+    """Return the caller's first frame (None: it said goodbye, or nothing for long).
+
+    Raises:
+        ConnectionLost: the caller broke off.
+    """
+    try:
+        async with asyncio.timeout(_HELLO_SECONDS) as limit:
+            return await stream.receive()
+    except (ConnectionLost, TimeoutError):  # the end of a wait looks like the end of the call there
+        if not limit.expired():
+            raise
+        return None
