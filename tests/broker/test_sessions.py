@@ -112,6 +112,23 @@ def test_members_that_must_go_all_go_whatever_the_loss_of_one_does() -> None:
     assert ([session.ended for session in found], table.connected()) == (["kicked", "kicked"], [])
 
 
+def test_only_plain_heartbeats_are_handled_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad one that names a run fails that run, which writes files."""
+    threads = list[object]()
+
+    async def on_thread(call: QuietCall, work: Any) -> Any:
+        if getattr(work, "args", ()):
+            threads.append(work.args[-1].header)
+        return work()
+
+    monkeypatch.setattr(QuietCall, "on_thread", on_thread)
+    table = SessionTable(lambda name: 1)
+    sessions = Sessions(table, Events(), lambda text: None)
+    beats = [Frame("beat", {}), Frame("beat", {"disk": "x", "run": "r"}), Frame("beat", {"disk": 1.0})]
+    asyncio.run(sessions.read(table.enter("w"), cast(Any, QuietCall()), cast(Any, Said(beats))))
+    assert threads == [beats[1].header]
+
+
 def test_runs_whose_files_are_being_written_do_not_hold_up_an_end(tmp_path: Path) -> None:
     broker = Broker(tmp_path, listen="127.0.0.1:0")
     writes, goes_on, failed = threading.Event(), threading.Event(), list[Exception]()

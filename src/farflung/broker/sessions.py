@@ -26,7 +26,7 @@ from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.rpc import Call, FrameStream
-from farflung.wire.frames import Frame
+from farflung.wire.frames import Frame, run_of
 
 __all__ = ["SessionEvents", "Sessions"]
 
@@ -231,7 +231,7 @@ class Sessions:
             while (frame := await stream.receive()) is not None:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
-                if holds(frame, Beat):  # nearly all frames of an idle cluster; this waits for nothing
+                if holds(frame, Beat) and not run_of(frame):  # nearly all frames of an idle cluster; this waits for nothing
                     self._events.report(session.name, frame)
                     continue
                 session.handling = True
