@@ -24,6 +24,7 @@ from farflung.protocol.events import (
     MemberJoined,
     MemberMeasured,
     MemberSlowed,
+    MemberWants,
     Offer,
     PlanMade,
     RunDropped,
@@ -294,6 +295,16 @@ def test_every_minute_nothing_is_done_where_all_take_part(home: Path) -> None:
     explicit = Stage(home, names="ab")
     explicit.replanner.search()
     assert explicit.asked == [()], "plan.again = true looks all the same"
+
+
+def test_members_that_are_paused_do_not_end_the_search_of_each_minute(home: Path) -> None:
+    """Those who may not take part make no cluster large."""
+    stage = Stage(home, names="ab")
+    for name in ("p", "q", "s"):
+        stage.join(name)
+        stage.machine.handle(MemberWants(name=name, paused=True))
+    stage.replanner.search()
+    assert stage.asked == [()]
 
 
 def test_who_joins_a_host_that_computes_is_as_fast_as_who_is_there(home: Path) -> None:

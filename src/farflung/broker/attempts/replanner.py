@@ -193,7 +193,7 @@ class Replanner:
         with self._lock:
             if live.run not in self._runs or live.run not in self._machine.runs:
                 return []
-            idle = [one for one in self._able(live.run) if one.run is None]
+            idle = [one for one in self._able(live.run)[0] if one.run is None]
             known = self._findings.get(live.run, {})
             strange = [] if live.submission.bundle is None else strangers_of(live.submission.bundle, idle)
             found = {one.name: why or "the run moves to a better plan" for one in idle}
@@ -221,7 +221,7 @@ class Replanner:
             if self._runs_by(live) != attempt:
                 return ""
             live.workers.measured |= {member.name for member in idle}
-            members = self._able(live.run)
+            members, _ = self._able(live.run)
             helpers = self._machine.may_help(live.run)
         cluster = cluster_of(bundle, [*members, *helpers], self._inputs.links, self._inputs.reachability)
         found = plan_run(bundle, cluster, self._inputs.judge, running=planned.plan)
@@ -255,13 +255,12 @@ class Replanner:
 
         In a large cluster a search takes seconds, and members come all the time.
         """
-        able = self._able(live.run)
-        free = sum(one.run is None for one in self._machine.members.values())
-        return free > len(able) and all(one.run is not None or one.name in live.workers.measured for one in able)
+        chosen, able = self._able(live.run)
+        return len(chosen) < len(able) and all(one.run is not None or one.name in live.workers.measured for one in chosen)
 
     def _unmeasured(self, live: LiveRun, why: str) -> list[Member] | None:
         """Return the idle workers to measure before a search (None: no search is needed; under the lock)."""
-        able = self._able(live.run)
+        able, _ = self._able(live.run)
         if live.job.plan.again == "auto" and why == _MINUTE and all(one.run is not None for one in able):
             return None
         beside = {one.name for group in host_groups(able) if any(other.run for other in group) for one in group}
@@ -273,12 +272,13 @@ class Replanner:
         run = self._machine.runs.get(live.run)
         return run.attempts if run is not None and run.state is RunState.RUNNING else 0
 
-    def _able(self, name: str) -> Sequence[Member]:
-        """Return the workers of the run, and the candidates among those that could work for it (under the lock)."""
+    def _able(self, name: str) -> tuple[Sequence[Member], Sequence[Member]]:
+        """Return the run's workers with the candidates among those that could work for it, and with all of those (under the lock)."""
         run = self._machine.runs[name]
         restored = self._machine.restored()
-        able = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one, restored))
-        return candidates([one for one in able if run.plans_for(one)], run.workers, run.devices)
+        free = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one, restored))
+        able = [one for one in free if run.plans_for(one)]
+        return candidates(able, run.workers, run.devices), able
 
     def _main(self) -> None:
         full = self._inputs.clock.now() + _PERIOD
