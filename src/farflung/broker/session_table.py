@@ -195,7 +195,7 @@ class SessionTable:
         return session
 
     def began(self, session: Session) -> str:
-        """The hello of ``session`` was handled. Return why it has ended meanwhile (empty: it has not); the caller handles this."""
+        """The hello of ``session`` was handled. Return why it ended meanwhile (empty: it did not); the caller handles that."""
         with self._lock:
             session.beginning = False
             return session.ended
@@ -206,9 +206,9 @@ class SessionTable:
             return self.leases.renew(session.name, session.generation, monotonic()) and not session.ended
 
     def end(self, session: Session, cause: str) -> bool:
-        """End ``session`` because of ``cause``; return whether the caller handles this: it is the first, and the hello was handled.
+        """End ``session`` because of ``cause``. The name stays taken until ``leave``.
 
-        The name stays taken until ``leave``.
+        Return whether the caller handles the end: it is the first one, and the hello was handled.
         """
         with self._lock:
             if session.ended:

@@ -124,7 +124,7 @@ class Sessions:
         expired, silences = self._table.check_leases(now)
         self._events.silent(silences, float(self._table.lease))
         cause = f"no message from it for {self._table.lease}: it is frozen, or cut off"
-        self._end_all({session: cause for session in expired})
+        self._end_all(dict.fromkeys(expired, cause))
 
     def _check_tickets(self, now: float) -> None:
         """Remove the workers that are not welcome any more; to be called every half second."""
