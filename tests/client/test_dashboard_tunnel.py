@@ -19,7 +19,7 @@ from farflung.messages.calls import DashboardBytes
 from farflung.messages.wire_form import encode
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback
-from tests.support.quiet import until
+from tests.support.quiet import PATIENCE, until
 
 
 @pytest.fixture
@@ -121,6 +121,20 @@ def test_there_are_only_so_many_connections(cluster: Loopback) -> None:
         one.close()
     until(lambda: _opens(found))
     found.close()
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_a_broker_ends_while_a_browser_is_connected(cluster: Loopback) -> None:
+    found = client(cluster)
+    session = found.dashboard()
+    session.send(encode(DashboardBytes(sections=(b"a",))))
+    assert next(iter(session)).sections[0] == b"A"
+    ending = threading.Thread(target=cluster.broker.close)
+    ending.start()
+    ending.join(PATIENCE)
+    ended = not ending.is_alive()
+    found.close()
+    assert ended
 
 
 def _opens(found: ControlClient) -> bool:

@@ -157,6 +157,9 @@ class Broker:
         door = RpcServer(credentials, host=RpcHost(log=say), door=True)
         access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
+        tunnel = DashboardTunnel(self.home)
+        opening.callback(tunnel.close)  # its connections end with the server
+        tunnel.register(server)
         opening.callback(server.close)
         opening.callback(serving.close)
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
@@ -267,9 +270,7 @@ class Broker:
         )
         control = RunControl(runs=runs, folders=folders, handle=manager.handle, send=sessions.send, owner_key=self.names.key)
         profile = LinkProfile(runs=runs, network=self.network)
-        tunnel = DashboardTunnel(self.home)
-        opening.callback(tunnel.close)
-        for part in (*others, status, watchers, control, profile, tunnel):
+        for part in (*others, status, watchers, control, profile):
             part.register(server)
 
     def _reset_standing(self, name: str) -> None:
