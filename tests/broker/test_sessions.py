@@ -98,6 +98,26 @@ def test_whatever_becomes_of_one_member_the_others_are_looked_after() -> None:
     assert said == ["warning: the handling of a lost worker failed inside: OSError: the disk is full"] * 3
 
 
+def test_an_end_that_fails_is_said() -> None:
+    class Failing(Events):
+        def lost(self, name: str, cause: str) -> None:
+            raise OSError("the disk is full")
+
+    async def serve() -> None:
+        await sessions.serve(cast(Any, QuietCall()), cast(Any, Said([Frame("hello", {"address": "", "offer": Door.OFFER})])))
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+    said = list[str]()
+    sessions = Sessions(SessionTable(lambda name: 1), Failing(), said.append)
+    asyncio.run(serve())
+    assert said == [
+        "worker w joined from ",
+        "worker w left",
+        "warning: the end of a session failed inside: OSError: the disk is full",
+    ]
+
+
 def test_members_that_must_go_all_go_whatever_the_loss_of_one_does() -> None:
     table, said = SessionTable(lambda name: 1), list[str]()
     gone = dict.fromkeys("abc", "its ticket was revoked")

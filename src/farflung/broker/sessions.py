@@ -171,7 +171,7 @@ class Sessions:
         # its own task: the end of the call cancels this coroutine, and the reader ends after the report that it handles
         reading = asyncio.create_task(self._read_begun(beginning, call, stream))
         self._reading.add(reading)
-        reading.add_done_callback(self._reading.discard)
+        reading.add_done_callback(self._has_read)
         session, warnings = await asyncio.shield(beginning)
         session.outgoing.open()
         self._loop = asyncio.get_running_loop()
@@ -247,6 +247,11 @@ class Sessions:
             cause = f"its session failed inside: {type(error).__name__}: {error}"
         finally:
             await self._in_turn(call, lambda: self._end(session, cause))
+
+    def _has_read(self, reading: asyncio.Task[None]) -> None:
+        self._reading.discard(reading)
+        if not reading.cancelled() and (error := reading.exception()) is not None:
+            self._say(f"warning: the end of a session failed inside: {type(error).__name__}: {error}")
 
     async def _in_turn(self, call: Call, work: Callable[[], _T]) -> _T:
         """Return the result of ``work``, which writes files: a thousand members that come or go at once must wait in line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +13,7 @@ import pytest
 
 from farflung.errors import FarflungError, WireError
 from farflung.transports import Insecure
-from farflung.transports.rpc import RpcClient, RpcServer
+from farflung.transports.rpc import Call, FrameStream, RpcClient, RpcServer
 from farflung.transports.rpc.server import RPC_PREFIX
 from farflung.wire.frames import Frame
 
@@ -93,3 +94,38 @@ def test_a_server_without_threads_lives(door: Door, monkeypatch: pytest.MonkeyPa
         assert client.call("join", Frame("join")).kind == "joined"
     assert door.threads() <= 1
     caplog.clear()  # gRPC's thread ends with its last server, to which the logged defect refers
+
+
+def test_what_begins_when_a_call_has_ended_still_has_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is closed waits for it before it joins the threads."""
+    server, order = RpcServer(Insecure(name="broker")), list[str]()
+    serving, joining = threading.Event(), threading.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def end(call: Call) -> None:
+        await call.on_thread(lambda: joining.wait(0.5))
+        await call.on_thread(lambda: order.append("end"))
+
+    async def serve(call: Call, stream: FrameStream) -> None:
+        serving.set()
+        try:
+            await stream.receive()
+        finally:
+            tasks.append(asyncio.create_task(end(call)))
+
+    shutdown = server._threads.shutdown
+
+    def join() -> None:
+        order.append("threads")
+        joining.set()
+        shutdown()
+
+    monkeypatch.setattr(server._threads, "shutdown", join)
+    server.coroutine("session", serve)
+    address = server.listen("127.0.0.1:0")
+    server.start()
+    with closing(RpcClient(address, Insecure(name="w"))) as client:
+        client.session("session")
+        assert serving.wait(PATIENCE)
+        server.close(0.1)
+    assert order == ["end", "threads"]

@@ -273,7 +273,7 @@ class Replanner:
         return run.attempts if run is not None and run.state is RunState.RUNNING else 0
 
     def _able(self, name: str) -> tuple[Sequence[Member], Sequence[Member]]:
-        """Return the run's workers with the candidates among those that could work for it, and with all those (under the lock)."""
+        """Return the run's workers with the candidates among those that could work for it; and with all those (locked)."""
         run = self._machine.runs[name]
         restored = self._machine.restored()
         free = (one for one in self._machine.members.values() if one.run == name or self._machine.may_take(name, one, restored))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 #: A thread that computes lets the loop's thread go on after so many seconds.
 SWITCH_SECONDS = 0.001
-#: Seconds that ``close`` waits for coroutines that have not ended.
+#: Seconds that ``finish`` waits for coroutines that have not ended.
 _END_SECONDS = 5.0
 
 
@@ -37,9 +37,13 @@ class EventLoopThread:
         """
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def finish(self) -> None:
+        """Wait for the coroutines that still run."""
+        self.run(_finish_tasks())
+
     def close(self) -> None:
         """Wait for the coroutines that still run, and end the thread."""
-        self.run(_finish_tasks())
+        self.finish()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._threads.join()
         self._loop.close()

@@ -210,6 +210,8 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             self._loop.run(self._server.stop(grace))
         while self._fronts:
             self._fronts.popitem()[0].close()
+        if self._loop is not None:
+            self._loop.finish()  # what begins when a call has ended needs a thread, too
         self._threads.shutdown()
         if self._loop is not None:
             self._loop.close()
