@@ -33,10 +33,11 @@ class Routes:
         members = self._machine.members
         return {name: members[name].address for name in names if name in members}
 
-    def to_peers(self, topology: Topology, name: str, peers: Mapping[str, str]) -> Meet:
+    def to_peers(self, topology: Topology, name: str, peers: Mapping[str, str], known: Mapping[str, str] | None = None) -> Meet:
         """Return the addresses and relays by which ``name`` reaches ``peers`` (name -> address).
 
-        A peer that ``name`` can't dial has an empty address; ``name`` waits until that peer connects.
+        A peer that ``name`` can't dial has an empty address; ``name`` waits until that peer connects. ``known``: the addresses of
+        all members (None: this asks for them).
         """
         addresses: dict[str, str] = {}
         through: dict[str, list[tuple[str, str]]] = {}
@@ -44,7 +45,8 @@ class Routes:
             relays = topology.via.get(pair_of(name, peer), ())
             addresses[peer] = address if self._reachability.can_dial(name, peer) else ""
             if relays:
-                through[peer] = list(self.addresses(relays).items())
+                found = self.addresses(relays) if known is None else {one: known[one] for one in relays if one in known}
+                through[peer] = list(found.items())
         return Meet(addresses=addresses, relays=routes_of(through))
 
     def probe(self, topology: Topology, name: str, peer: str) -> Probe:
@@ -64,13 +66,16 @@ class Routes:
 
     def introduce_all(self, topology: Topology) -> None:
         """Notify members that reach each other through relays of these relays, before one dials."""
-        with self._lock:
-            members = self._machine.members
-            for name in topology.names:
-                pairs = [pair for pair, relays in topology.via.items() if relays and name in pair and set(pair) <= set(members)]
-                peers = {peer: members[peer].address for pair in pairs for peer in pair if peer != name}
-                if peers:
-                    self._send(name, self.to_peers(topology, name, peers))
+        with self._lock:  # a copy: with a thousand members the rest takes long
+            known = {member.name: member.address for member in self._machine.members.values()}
+        peers: dict[str, dict[str, str]] = {}
+        for pair, relays in topology.via.items():
+            if relays and known.keys() >= set(pair):
+                first, second = pair
+                peers.setdefault(first, {})[second] = known[second]
+                peers.setdefault(second, {})[first] = known[first]
+        for name, reached in peers.items():
+            self._send(name, self.to_peers(topology, name, reached, known))
 
     def to_submitter(self, devices: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
         """Return relays (name and address) between each of ``devices`` and a submitter that feeds the data.

@@ -27,7 +27,7 @@ class Watchers:
 
     def __init__(self, runs: RunTable, folders: RunFolders, handle: Callable[[Event], None]) -> None:
         self._runs, self._folders, self._handle = runs, folders, handle
-        #: The threads "orphan-RUN".
+        #: The threads "orphan-RUN", each for a watcher that left before the end of its run.
         self._threads = ThreadGroup()
         self._closed = False
 
@@ -64,13 +64,17 @@ class Watchers:
             yield from fresh
 
     def _left(self, caller: Caller, live: LiveRun, left: threading.Event) -> None:
+        """On the thread of gRPC, which serves all calls and must not wait."""
         left.set()
+        if live.result is None and not self._closed:  # else the stream is awake
+            self._threads.spawn(f"orphan-{live.run}", self._part, caller, live)
+
+    def _part(self, caller: Caller, live: LiveRun) -> None:
+        """End the stream of a watcher that has left, and its run if the watcher feeds it."""
         with self._runs.changed:
             self._runs.wake()
             feeds = live.job.data.kind == "caller" and caller.name == live.submission.submitter
             orphan = feeds and live.result is None and not self._closed
         if orphan:
             cause = f"{live.submission.submitter}, the process that submitted it and has the data, is gone"
-            event = RunFailed(run=live.run, cause=cause, kind="ConnectionLost")
-            # not on this thread: it is gRPC's own, which serves all calls, and the event may write files
-            self._threads.spawn(f"orphan-{live.run}", self._handle, event)
+            self._handle(RunFailed(run=live.run, cause=cause, kind="ConnectionLost"))
