@@ -39,7 +39,7 @@ from farflung.messages.commands import (
 from farflung.messages.reports import Dropped, Ended, Hello, Measured, OfferItem, Prepared, Probed, Reached, Relayed, Stepped
 from farflung.messages.schema import Channel, Message, kind_of
 from farflung.messages.versions import PROTOCOL_VERSION
-from farflung.messages.wire_form import decode, decode_as, encode
+from farflung.messages.wire_form import decode, decode_as, encode, holds
 from farflung.security import Credentials, Ticket, fetch_server_certificate, make_request, new_key, split_address, tls_name
 from farflung.transports.addresses import host_and_port
 from farflung.transports.config import TransportConfig
@@ -87,6 +87,20 @@ def _offer(name: str) -> OfferItem:
         region=f"region {_region(name)}",
         disk=5e10,
     )
+
+
+async def _welcome(name: str, call: Any) -> Welcome:
+    """The first message of the session of ``name`` that is no heartbeat; these come while many members wait for their turn."""
+    while True:
+        try:
+            data = await call.read()
+        except grpc.RpcError as failure:
+            raise explain(failure, "broker", "") from failure
+        if not isinstance(data, bytes):
+            raise ConnectionLost(f"the session of {name} ended before it began")
+        frame = decode_frame(data, RPC_LIMITS)
+        if not holds(frame, Beat):
+            return decode_as(frame, Channel.COMMANDS, Welcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -246,13 +260,7 @@ class IdleMembers:
             server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=TlsContexts(own).server)
             member = _Member(name, channel, call, server)
             await member.send(Hello(address=host_and_port(*server.sockets[0].getsockname()), offer=_offer(name)))
-            try:
-                first = await call.read()
-            except grpc.RpcError as failure:
-                raise explain(failure, "broker", "") from failure
-            if not isinstance(first, bytes):
-                raise ConnectionLost(f"the session of {name} ended before it began")
-            member.lease = decode_as(decode_frame(first, RPC_LIMITS), Channel.COMMANDS, Welcome).lease
+            member.lease = (await _welcome(name, call)).lease
             member.tasks = [asyncio.create_task(member.read()), asyncio.create_task(member.beat())]
             self.members[name] = member
             return time.monotonic() - begin

@@ -18,9 +18,11 @@ from farflung.broker.process import Broker
 from farflung.broker.session_table import SessionTable
 from farflung.broker.sessions import Sessions
 from farflung.errors import ConnectionLost, SecurityError, WireError
+from farflung.protocol.leases import Leases
 from farflung.protocol.members import Member
 from farflung.security import Caller
 from farflung.telemetry.records import StepRecord
+from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
@@ -230,6 +232,31 @@ def test_who_is_kicked_while_it_joins_is_lost_afterwards() -> None:
     assert kicking.told == ["MemberJoined", "worker w joined from a test", "worker w is gone: it was kicked", "MemberLost"]
     assert not kicking.table.serves("w")
     assert stream.sent == ["welcome", "fenced"]
+
+
+def test_who_waits_for_its_turn_hears_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whoever has left when its turn comes begins no session."""
+    table = SessionTable(lambda name: 1, Leases(length=Seconds(0.01)))
+    events, goes_on = Events(), asyncio.Event()
+    sessions = Sessions(table, events, lambda text: None)
+
+    class Heard(Said):
+        async def send(self, frame: Frame) -> None:
+            await super().send(frame)
+            if len(self.sent) == 3:
+                goes_on.set()
+
+    async def waits(call: QuietCall, work: Any) -> Any:
+        await goes_on.wait()
+        return work()
+
+    monkeypatch.setattr(QuietCall, "on_thread", waits)
+    monkeypatch.setattr(QuietCall, "active", False)
+    stream = Heard([Frame("hello", {"address": "", "offer": Door.OFFER})])
+    with pytest.raises(ConnectionLost, match="lost w: the connection broke off"):
+        asyncio.run(sessions.serve(cast(Any, QuietCall()), cast(Any, stream)))
+    assert stream.sent[:3] == ["beat"] * 3
+    assert (events.told, table.connected()) == ([], [])
 
 
 class Mute(Said):

@@ -14,6 +14,7 @@ class QuietCall:
 
     caller = Caller(name="w", role="worker")
     address = "192.0.2.1:4711"
+    active = True
 
     async def on_thread(self, work: Callable[[], Any]) -> Any:
         return work()

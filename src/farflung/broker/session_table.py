@@ -183,12 +183,11 @@ class SessionTable:
             ConnectionLost: the broker ends.
             InputError: a worker of this name is connected.
         """
-        generation = self._advance(name)
         with self._lock:
-            if self._closed:
-                raise ConnectionLost("the broker is closing")
-            if name in self._sessions:
-                raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")
+            self._check_free(name)
+        generation = self._advance(name)  # writes a file: nothing for whoever tries a name that is taken
+        with self._lock:
+            self._check_free(name)
             session = self._sessions[name] = Session(name, generation, beginning=beginning)
             self.leases.grant(name, generation, monotonic())
             self._admitted.pop(name, None)
@@ -242,3 +241,9 @@ class SessionTable:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.outgoing.put(None)
+
+    def _check_free(self, name: str) -> None:
+        if self._closed:
+            raise ConnectionLost("the broker is closing")
+        if name in self._sessions:
+            raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")

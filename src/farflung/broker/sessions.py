@@ -32,7 +32,7 @@ __all__ = ["SessionEvents", "Sessions"]
 
 #: Seconds between two checks of the leases.
 _TICK = 0.5
-#: Sessions that begin or end at the same time.
+#: Sessions that begin at the same time, and such that end.
 _TURNS = 4
 #: Seconds that a caller has for its hello.
 _HELLO_SECONDS = 30.0
@@ -82,7 +82,8 @@ class Sessions:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The readers of all sessions: asyncio alone does not keep a task alive.
         self._reading: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(_TURNS)
+        #: For those that begin, and for those that end: a member that left must not wait for a thousand that come.
+        self._begins, self._ends = asyncio.Semaphore(_TURNS), asyncio.Semaphore(_TURNS)
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -167,15 +168,17 @@ class Sessions:
         if first is None:
             raise WireError("a worker's session must begin with hello")
         hello = decode_as(first, Channel.REPORTS, Hello)
-        beginning = asyncio.create_task(self._in_turn(call, lambda: self.begin(caller, call.address, hello)))
+        beginning = asyncio.create_task(self._in_turn(self._begins, call, lambda: self.begin(call, caller, hello)))
         # its own task: the end of the call cancels this coroutine, and the reader ends after the report that it handles
         reading = asyncio.create_task(self._read_begun(beginning, call, stream))
         self._reading.add(reading)
         reading.add_done_callback(self._has_read)
-        session, warnings = await asyncio.shield(beginning)
+        lease = float(self._table.lease)
+        while not (await asyncio.wait((beginning,), timeout=lease / BEATS))[0]:
+            await stream.send(_BEAT)  # many wait for their turn: the worker shall know that this broker runs
+        session, warnings = beginning.result()
         session.outgoing.open()
         self._loop = asyncio.get_running_loop()
-        lease = float(self._table.lease)
         welcome = Welcome(name=name, generation=session.generation, lease=lease, warnings=tuple(warnings))
         await stream.send(encode(welcome))
         await self._send_commands(session, stream)
@@ -184,14 +187,17 @@ class Sessions:
         elif session.ended != _LEFT:
             await stream.send(encode(Fenced(cause=session.ended)))
 
-    def begin(self, caller: Caller, address: str, hello: Hello) -> tuple[Session, list[str]]:
-        """Begin the session of the worker ``caller``, which calls from ``address``; return it with warnings for the worker.
+    def begin(self, call: Call, caller: Caller, hello: Hello) -> tuple[Session, list[str]]:
+        """Begin the session of the worker ``caller``; return it with warnings for the worker.
 
         Raises:
+            ConnectionLost: the ``call`` ended before its turn came.
             InputError: a worker of this name is connected, or other members must not dial its address.
             SecurityError: it was kicked, or its ticket was revoked, since it called.
         """
-        check_advertised(hello.address, address)
+        if not call.active:
+            raise ConnectionLost(f"lost {caller.name}: the connection broke off")
+        check_advertised(hello.address, call.address)
         session = self._table.enter(caller.name, beginning=True)
         cause = "its session did not begin"
         try:
@@ -246,16 +252,17 @@ class Sessions:
         except Exception as error:  # noqa: BLE001 - outermost level of a task: a defect ends this session only
             cause = f"its session failed inside: {type(error).__name__}: {error}"
         finally:
-            await self._in_turn(call, lambda: self._end(session, cause))
+            await self._in_turn(self._ends, call, lambda: self._end(session, cause))
 
     def _has_read(self, reading: asyncio.Task[None]) -> None:
         self._reading.discard(reading)
         if not reading.cancelled() and (error := reading.exception()) is not None:
             self._say(f"warning: the end of a session failed inside: {type(error).__name__}: {error}")
 
-    async def _in_turn(self, call: Call, work: Callable[[], _T]) -> _T:
+    @staticmethod
+    async def _in_turn(turns: asyncio.Semaphore, call: Call, work: Callable[[], _T]) -> _T:
         """Return the result of ``work``, which writes files: a thousand members that come or go at once must wait in line."""
-        async with self._turns:
+        async with turns:
             return await call.on_thread(work)
 
     def _end(self, session: Session, cause: str) -> None:
