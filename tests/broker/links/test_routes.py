@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,9 @@ class Cluster:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []
-        runs, send = RunTable(), lambda name, message: self.sent.append((name, message))
+        self.free: list[bool] = []
+        self.runs = runs = RunTable()
+        send = self.send
         reachability = Reachability(send, None)
         for name in "abc":
             address = "a:1" if name == "a" else ""
@@ -30,6 +33,19 @@ class Cluster:
         plain = Topology.preset("homogeneous-3")
         named = plain.rename(dict(zip(plain.names, "abc", strict=True)))
         self.topology = replace(named, via={("b", "c"): ("a",)})
+
+    def send(self, name: str, message: Message) -> None:
+        """Store the message, and whether another thread gets the broker's lock meanwhile."""
+        self.sent.append((name, message))
+        thread = threading.Thread(target=self._try)
+        thread.start()
+        thread.join()
+
+    def _try(self) -> None:
+        found = self.runs.changed.acquire(blocking=False)
+        if found:
+            self.runs.changed.release()
+        self.free.append(found)
 
 
 @pytest.fixture
@@ -58,6 +74,7 @@ def test_both_ends_of_a_relayed_pair_learn_of_the_relay(cluster: Cluster) -> Non
     assert told.keys() == {"b", "c"}
     assert told["b"].relays == {"c": (("a", "a:1"),)}
     assert told["c"].relays == {"b": (("a", "a:1"),)}
+    assert cluster.free == [True, True], "with a thousand members this takes long"
 
 
 def test_a_submitter_needs_relays_to_workers_that_the_broker_cannot_dial(cluster: Cluster) -> None:
