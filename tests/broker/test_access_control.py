@@ -64,7 +64,7 @@ def test_a_revocation_counts_until_its_members_are_gone(tmp_path: Path) -> None:
     """Whatever a removal does, and however often."""
     tickets, names = TicketBook(tmp_path / "tickets.sqlite"), NameBook(tmp_path / "names.sqlite")
     access = AccessControl(tickets, names, AuditLog(tmp_path, wall_time))
-    ticket = tickets.issue("join", addresses=("127.0.0.1:1",), fingerprint=b"", now=wall_time())
+    ticket = tickets.issue("join", addresses=("127.0.0.1:1",), fingerprint=bytes(32), now=wall_time())
     names.bind("w", "k", ticket.ticket_id, now=wall_time(), until=wall_time() + 60.0)
     assert access.unwelcome(lambda: ["w"]) == {}
     tickets.revoke(ticket.ticket_id, wall_time())

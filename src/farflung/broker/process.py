@@ -159,7 +159,6 @@ class Broker:
         opening.callback(serving.join)
         tunnel = DashboardTunnel(self.home)
         opening.callback(tunnel.close)  # its connections end with the server
-        tunnel.register(server)
         opening.callback(server.close)
         opening.callback(serving.close)
         mirror = Mirror(storage.mirror, say) if storage.mirror else None
@@ -167,7 +166,7 @@ class Broker:
             opening.callback(mirror.close)
         transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror, handle=self.manager.handle)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
-        self._serve_requests(opening, server, folders, (transfers, submissions))
+        self._serve_requests(opening, server, folders, (transfers, submissions, tunnel))
         restored = RestoredRuns(
             folder=folders.root,
             add=self.manager.restore,
@@ -254,7 +253,7 @@ class Broker:
         )
 
     def _serve_requests(
-        self, opening: ExitStack, server: RpcServer, folders: RunFolders, others: tuple[Transfers, Submissions]
+        self, opening: ExitStack, server: RpcServer, folders: RunFolders, others: tuple[Transfers, Submissions, DashboardTunnel]
     ) -> None:
         runs, manager, sessions = self.runs, self.manager, self.sessions
         watchers = Watchers(runs, folders, manager.handle)

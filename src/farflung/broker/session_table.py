@@ -177,31 +177,30 @@ class SessionTable:
             return [name for name, at in self._admitted.items() if now - at < _JOINING and name not in self._sessions]
 
     def enter(self, name: str, *, beginning: bool = False) -> Session:
-        """Begin a session of ``name``; ``beginning``: until ``began``.
+        """Begin a session of ``name``; ``beginning``: until ``renew``.
 
         Raises:
             ConnectionLost: the broker ends.
             InputError: a worker of this name is connected.
         """
-        with self._lock:
-            self._check_free(name)
-        generation = self._advance(name)  # writes a file: nothing for whoever tries a name that is taken
-        with self._lock:
-            self._check_free(name)
-            session = self._sessions[name] = Session(name, generation, beginning=beginning)
-            self.leases.grant(name, generation, monotonic())
-            self._admitted.pop(name, None)
-        return session
-
-    def began(self, session: Session) -> str:
-        """The hello of ``session`` was handled. Return why it ended meanwhile (empty: it did not); the caller handles that."""
-        with self._lock:
-            session.beginning = False
-            return session.ended
+        generation = None
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ConnectionLost("the broker is closing")
+                if name in self._sessions:
+                    raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")
+                if generation is not None:
+                    session = self._sessions[name] = Session(name, generation, beginning=beginning)
+                    self.leases.grant(name, generation, monotonic())
+                    self._admitted.pop(name, None)
+                    return session
+            generation = self._advance(name)  # writes a file, so not for a name that is taken
 
     def renew(self, session: Session) -> bool:
-        """Something came in ``session``; return whether it is still the session of its worker."""
+        """Something came in ``session``, or its hello was handled; return whether it is still the session of its worker."""
         with self._lock:
+            session.beginning = False
             return self.leases.renew(session.name, session.generation, monotonic()) and not session.ended
 
     def end(self, session: Session, cause: str) -> bool:
@@ -241,9 +240,3 @@ class SessionTable:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.outgoing.put(None)
-
-    def _check_free(self, name: str) -> None:
-        if self._closed:
-            raise ConnectionLost("the broker is closing")
-        if name in self._sessions:
-            raise InputError(f"a worker called {name!r} is connected already; choose another name with --name")

@@ -206,9 +206,11 @@ class Sessions:
             self._say(f"worker {caller.name} joined from {text}")
             cause = ""
         finally:  # whatever happened: no member may remain without a session
-            if ended := self._table.began(session) or cause:
-                self._table.end(session, ended)
-                self._lose(session, ended)
+            if not self._table.renew(session):
+                cause = session.ended
+            if cause:
+                self._table.end(session, cause)
+                self._lose(session, cause)
         return session, warnings
 
     async def _send_commands(self, session: Session, stream: FrameStream) -> None:
