@@ -14,6 +14,7 @@ import pytest
 from farflung.errors import FarflungError, WireError
 from farflung.transports import Insecure
 from farflung.transports.rpc import Call, FrameStream, RpcClient, RpcServer
+from farflung.transports.rpc.channel import CallThreads
 from farflung.transports.rpc.server import RPC_PREFIX
 from farflung.wire.frames import Frame
 
@@ -113,14 +114,14 @@ def test_what_begins_when_a_call_has_ended_still_has_a_thread(monkeypatch: pytes
         finally:
             tasks.append(asyncio.create_task(end(call)))
 
-    shutdown = server._threads.shutdown
+    shutdown = CallThreads.shutdown
 
-    def join() -> None:
+    def join(threads: CallThreads) -> None:
         order.append("threads")
         joining.set()
-        shutdown()
+        shutdown(threads)
 
-    monkeypatch.setattr(server._threads, "shutdown", join)
+    monkeypatch.setattr(CallThreads, "shutdown", join)
     server.coroutine("session", serve)
     address = server.listen("127.0.0.1:0")
     server.start()
