@@ -128,7 +128,8 @@ def test_a_broker_ends_while_a_browser_is_connected(cluster: Loopback) -> None:
     found = client(cluster)
     session = found.dashboard()
     session.send(encode(DashboardBytes(sections=(b"a",))))
-    assert next(iter(session)).sections[0] == b"A"
+    stream = iter(session)
+    assert next(stream).sections[0] == b"A"
     ending = threading.Thread(target=cluster.broker.close)
     ending.start()
     ending.join(PATIENCE)
