@@ -110,6 +110,20 @@ def test_a_large_file_goes_in_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch
     assert (pair.standby / "runs/r/weights.safetensors").read_bytes() == bytes(range(35))
 
 
+def test_a_transaction_ends_before_it_is_large_and_never_within_a_book(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_copy, "_CHUNK", 4096)
+    monkeypatch.setattr(folder_copy, "_MOST", 4096)
+    sizes: list[list[str]] = []
+    monkeypatch.setattr(pair, "_write", lambda changes: sizes.append([change.path for change in changes]))
+    copy = FolderCopy(pair.leader, pair._write, 0)
+    with closing(sqlite3.connect(pair.leader / "names.sqlite")) as base:
+        base.execute("CREATE TABLE names (name TEXT)")
+        base.commit()
+    files = [pair.write("a.json", bytes(3000)), pair.write("b.json", bytes(3000)), pair.leader / "names.sqlite"]
+    copy.sync(files)
+    assert sizes == [["a.json"], ["b.json"], ["names.sqlite", "names.sqlite"]]
+
+
 def test_what_an_sqlite_file_has_in_its_log_is_copied_while_it_is_open(pair: Pair) -> None:
     with closing(sqlite3.connect(pair.leader / "journal.sqlite", isolation_level=None)) as base:
         base.execute("PRAGMA journal_mode = WAL")

@@ -154,9 +154,24 @@ def test_a_leader_ends_when_it_cannot_renew_its_lease(brokers: Brokers, monkeypa
 
     monkeypatch.setattr(RecordsDatabase, "write", unreachable)
     until(lambda: bool(brokers.ended["a"]))
-    assert brokers.ended["a"][0] == "this broker could not renew its lease: cannot use the database: gone"
+    causes = ("cannot use the database: gone", "the database did not answer for 1 s")
+    assert brokers.ended["a"][0] in [f"this broker could not renew its lease: {cause}" for cause in causes]
     with pytest.raises(Unreachable):
         first.hand_over()
+
+
+def test_a_leader_ends_when_a_call_of_the_database_hangs(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers.leads("a")
+    write, answers = RecordsDatabase.write, threading.Event()
+
+    def hangs(self: RecordsDatabase, *arguments: object, **named: object) -> None:
+        answers.wait()
+        write(self, *arguments, **named)  # type: ignore[arg-type]
+
+    brokers.closing.callback(answers.set)
+    monkeypatch.setattr(RecordsDatabase, "write", hangs)
+    until(lambda: bool(brokers.ended["a"]))
+    assert brokers.ended["a"] == ["this broker could not renew its lease: the database did not answer for 1 s"]
 
 
 def test_an_interruption_that_is_shorter_than_the_lease_loses_nothing(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:

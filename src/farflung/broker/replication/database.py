@@ -198,6 +198,9 @@ class RecordsDatabase:
             "postgresql": {
                 "connect_timeout": _PATIENCE,
                 "tcp_user_timeout": _PATIENCE * 1000,
+                "keepalives_idle": 1,
+                "keepalives_interval": 1,
+                "keepalives_count": 3,
                 "options": f"-c idle_in_transaction_session_timeout={_IDLE}s -c lock_timeout={_PATIENCE}s",
             },
         }

@@ -14,8 +14,8 @@ from farflung.errors import DataError
 
 __all__ = ["FolderCopy", "copied_files"]
 
-#: Bytes of one row, and about the most of one transaction.
-_CHUNK, _MOST = 4 << 20, 16 << 20
+#: The most bytes of one row, and of one transaction: a transaction renews the lease when it ends. Books are never cut.
+_CHUNK, _MOST = 4 << 20, 4 << 20
 #: Files of this machine only: the lock, ports, addresses, tickets for commands here, and what is being written.
 _LOCAL = frozenset({"lock", "ports", "address", "broker-id", "submit-ticket", "dashboard.json", "dashboard.log"})
 _GROWING = frozenset({".jsonl", ".log"})
@@ -104,18 +104,26 @@ class FolderCopy:
             due: list[Change] = []
             stamps: dict[Path, tuple[_Stamp, ...]] = {}
             for path in files:
-                try:
-                    stamps[path] = _stamps(path)
-                    for change in self._changes(path, stamps[path]):
-                        due.append(change)
-                        if sum(len(one.body) for one in due) >= _MOST:  # a large file does not wait in memory
-                            self._write(due)
-                            due = []
-                except FileNotFoundError:
-                    stamps.pop(path, None)
+                for group in self._groups(path, stamps):
+                    if due and sum(len(one.body) for one in (*due, *group)) > _MOST:
+                        self._write(due)
+                        due = []
+                    due += group
             if due:
                 self._write(due)
             self._stored.update(stamps)
+
+    def _groups(self, path: Path, stamps: dict[Path, tuple[_Stamp, ...]]) -> Iterator[list[Change]]:
+        """Return the changes of ``path``, those that belong into one transaction together, and put its state into ``stamps``."""
+        try:
+            now = _stamps(path)
+            if path.suffix == ".sqlite":  # a broker that takes over cannot use a part of a book
+                yield list(self._changes(path, now))
+            else:
+                yield from ([change] for change in self._changes(path, now))
+        except FileNotFoundError:
+            return
+        stamps[path] = now
 
     def _changes(self, path: Path, now: tuple[_Stamp, ...]) -> Iterator[Change]:
         before = self._stored.get(path)

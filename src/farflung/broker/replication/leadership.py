@@ -1,9 +1,9 @@
 """Which of several brokers leads: the lease of the leader, its writes, and the wait of a broker that stands by.
 
-A leader renews its lease every second. If it cannot for the length of the lease, or if another broker leads, it ends at once as
-if it was killed: whatever it did then could contradict the new leader. A standby takes over when it saw no write of the leader
-for the length of the lease. The leader counts from before its last write, the standby from when it saw that write, so the leader
-ends first. Even if a stopped leader wakes up later, the database refuses its writes (``database``).
+A leader renews its lease every second. If it cannot for the length of the lease (``lease_watch``), or if another broker leads,
+it ends at once as if it was killed: whatever it did then could contradict the new leader. A standby takes over when it saw no
+write of the leader for the length of the lease. The leader counts from before its last write, the standby from when it saw that
+write, so the leader ends first. Even if a stopped leader wakes up later, the database refuses its writes (``database``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from farflung.broker.replication.database import Change, LeaderRow, RecordsDatabase, Superseded, Unreachable
 from farflung.broker.replication.folder_copy import FolderCopy, copied_files, run_files
 from farflung.broker.replication.folder_replay import FolderReplay
+from farflung.broker.replication.lease_watch import LeaseWatch
 from farflung.clock import monotonic
 from farflung.errors import DataError, InputError, SecurityError
 from farflung.protocol.leases import LEASE
@@ -44,8 +45,7 @@ class Leadership:
         self._row = LeaderRow()
         self._holder = _own_id(home)
         self._copy = FolderCopy(home, self._store, 0)
-        #: Monotonic time just before the last write that the database accepted.
-        self._renewed = 0.0
+        self._lease = LeaseWatch(LEASE, end)
         self._over = threading.Event()
         #: Whether another broker may lead from now on, so that this process ends in order.
         self._handed_over = False
@@ -133,7 +133,8 @@ class Leadership:
     def _begin(self, found: LeaderRow, address: str) -> None:
         """Take the lead, and bring the folder to the state in the database; if it has none, it gets the folder's."""
         begin = monotonic()
-        self._row, self._renewed = self._database.take(found, self._holder, address), begin
+        self._row = self._database.take(found, self._holder, address)
+        self._lease.begin(begin)
         self._threads.spawn("lease", self._renew)
         self._patiently(lambda: self._replay.apply(self._database.changes(self._replay.last)))
         self._copy = FolderCopy(self._home, self._store, self._replay.last)
@@ -179,10 +180,11 @@ class Leadership:
 
     def hand_over(self) -> None:
         """Store the last changes and end the term, so that a standby leads at once."""
-        self.abandon()
+        self._end_threads()
         self.flush()
         self._handed_over = True
         self._store((), ends=True)
+        self._lease.close()
 
     def close(self) -> None:
         """The broker has closed: end the term, if there is one."""
@@ -194,6 +196,10 @@ class Leadership:
 
     def abandon(self) -> None:
         """End the threads without a last write, as if the process was killed."""
+        self._end_threads()
+        self._lease.close()
+
+    def _end_threads(self) -> None:
         self._over.set()
         self._threads.join()
 
@@ -231,7 +237,7 @@ class Leadership:
         def write() -> None:
             begin = monotonic()
             self._database.write(self._row.term, changes, cluster=cluster, ends=ends)
-            self._renewed = max(self._renewed, begin)
+            self._lease.renew(begin)
 
         try:
             self._patiently(write)
@@ -246,7 +252,7 @@ class Leadership:
             try:
                 call()
             except Unreachable as error:
-                if monotonic() - self._renewed > LEASE:
+                if self._lease.expired:
                     self._end(f"this broker could not renew its lease: {error}")
                     raise
                 self._over.wait(_RETRY)
