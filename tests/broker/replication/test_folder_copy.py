@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,8 @@ class Pair:
         self.leader, self.standby = place / "leader", place / "standby"
         self.leader.mkdir()
         self.rows: list[Change] = []
-        self.copy = FolderCopy(self.leader, self._write, 0)
+        self.said: list[str] = []
+        self.copy = FolderCopy(self.leader, self._write, self.said.append)
         self.replay = FolderReplay(self.standby)
 
     def _write(self, changes: Sequence[Change]) -> None:
@@ -115,7 +119,7 @@ def test_a_transaction_ends_before_it_is_large_and_never_within_a_book(pair: Pai
     monkeypatch.setattr(folder_copy, "_MOST", 4096)
     sizes: list[list[str]] = []
     monkeypatch.setattr(pair, "_write", lambda changes: sizes.append([change.path for change in changes]))
-    copy = FolderCopy(pair.leader, pair._write, 0)
+    copy = FolderCopy(pair.leader, pair._write, pair.said.append)
     with closing(sqlite3.connect(pair.leader / "names.sqlite")) as base:
         base.execute("CREATE TABLE names (name TEXT)")
         base.commit()
@@ -150,7 +154,42 @@ def test_no_row_leads_out_of_the_folder(pair: Pair, path: str) -> None:
         pair.replay.apply([Change(number=1, path=path, kind="put", body=b"")])
 
 
-def test_a_damaged_book_is_named(pair: Pair) -> None:
-    pair.write("names.sqlite", b"no database, but long enough to be read as one" * 100)
-    with pytest.raises(DataError, match=r"cannot read .*names\.sqlite: .*; restore it from a backup"):
-        pair.sync()
+def test_files_that_cannot_be_read_are_named_once_and_the_others_are_stored(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = pair.write("names.sqlite", b"no database, but long enough to be read as one" * 100)
+    bad = pair.write("bad.json", b"a bad sector")
+    pair.write("zoo.json", b"one")
+    read = Path.open
+
+    def failing(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", failing)
+    assert pair.sync() == [("zoo.json", "put", 3)]
+    assert pair.sync() == []
+    assert len(pair.said) == 2
+    assert any(re.fullmatch(r"warning: a broker that stands by does not get \S*bad\.json: .*output error", s) for s in pair.said)
+    assert any(re.search(r"does not get \S*names\.sqlite: cannot read .*; restore it from a backup", s) for s in pair.said)
+    monkeypatch.undo()
+    book.unlink()
+    assert pair.sync() == [("bad.json", "put", 12)]
+
+
+def test_what_was_written_before_a_write_failed_is_not_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_copy, "_MOST", 10)
+    pair.write("a.json", bytes(8))
+    pair.write("b.json", bytes(9))
+    paths: list[str] = []
+
+    def write(changes: Sequence[Change]) -> None:
+        paths.extend(change.path for change in changes)
+        if paths == ["a.json", "b.json"] or paths == ["b.json", "a.json"]:
+            raise DataError("the database refuses")
+
+    copy = FolderCopy(pair.leader, write, pair.said.append)
+    files = [pair.leader / "a.json", pair.leader / "b.json"]
+    with pytest.raises(DataError, match="refuses"):
+        copy.sync(files)
+    copy.sync(files)
+    assert paths == ["a.json", "b.json", "b.json"]

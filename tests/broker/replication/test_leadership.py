@@ -13,7 +13,7 @@ from farflung.broker.replication import leadership
 from farflung.broker.replication.database import Change, LeaderRow, RecordsDatabase, Superseded, Unreachable
 from farflung.broker.replication.leadership import Leadership
 from farflung.clock import wall_time
-from farflung.errors import InputError, SecurityError
+from farflung.errors import DataError, InputError, SecurityError
 from farflung.security.authority import CertificateAuthority
 from farflung.thread_group import ThreadGroup
 from tests.support.quiet import until
@@ -34,7 +34,7 @@ class Brokers:
         self.ended[name], self.said[name] = [], []
         database = RecordsDatabase(self.url)
         self.closing.callback(database.close)
-        made = Leadership(self.place / name, database, self.ended[name].append)
+        made = Leadership(self.place / name, database, self.ended[name].append, self.said[name].append)
         self.closing.callback(made.abandon)
         return made
 
@@ -172,6 +172,29 @@ def test_a_leader_ends_when_a_call_of_the_database_hangs(brokers: Brokers, monke
     monkeypatch.setattr(RecordsDatabase, "write", hangs)
     until(lambda: bool(brokers.ended["a"]))
     assert brokers.ended["a"] == ["this broker could not renew its lease: the database did not answer for 1 s"]
+
+
+@pytest.mark.parametrize(
+    ("method", "cause"),
+    [("write", "could not renew its lease: the table is gone"), ("flush", "could not copy its folder: no space")],
+)
+def test_a_leader_ends_with_the_cause_when_one_of_its_threads_fails(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, method: str, cause: str
+) -> None:
+    first = brokers.leads("a")
+
+    def fails(*_: object, **__: object) -> None:
+        raise DataError(cause.partition(": ")[2])
+
+    monkeypatch.setattr(RecordsDatabase if method == "write" else first, method, fails)
+    until(lambda: f"this broker {cause}" in brokers.ended["a"])
+
+
+def test_an_event_whose_journal_cannot_be_stored_fails(brokers: Brokers) -> None:
+    first = brokers.leads("a")
+    (brokers.place / "a" / "journal.sqlite").write_bytes(b"no database, but long enough to be read as one" * 100)
+    with pytest.raises(DataError, match=r"cannot read .*journal\.sqlite: "):
+        first.journaled(lambda *_, **__: None)("r", "submitted")
 
 
 def test_an_interruption_that_is_shorter_than_the_lease_loses_nothing(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,16 +75,18 @@ def database_bytes(path: Path) -> bytes:
 class FolderCopy:
     """Writes what has changed below ``home``. Any thread may call; changes are numbered under one lock."""
 
-    def __init__(self, home: Path, write: Callable[[Sequence[Change]], None], last: int) -> None:
-        """``write`` stores changes or ends the process; ``last``: the number of the last change."""
-        self._home, self._write, self._last = home, write, last
+    def __init__(self, home: Path, write: Callable[[Sequence[Change]], None], warn: Callable[[str], None]) -> None:
+        """``write`` stores changes or ends the process; ``warn`` receives a line for each file that begins to fail."""
+        self._home, self._write, self._warn, self._last = home, write, warn, 0
+        self._failed: set[Path] = set()
         self._lock = threading.RLock()
         #: The files whose content is stored, and their state at that time.
         self._stored: dict[Path, tuple[_Stamp, ...]] = {}
 
-    def skip(self, files: Iterable[Path]) -> None:
-        """The database has ``files`` as they are."""
+    def begin(self, last: int, files: Iterable[Path]) -> None:
+        """The database has ``files`` as they are; ``last``: the number of the last change."""
         with self._lock:
+            self._last = last
             for path in files:
                 self._stored[path] = _stamps(path)
 
@@ -98,23 +100,41 @@ class FolderCopy:
             for path in files:
                 self._stored.pop(path, None)
 
-    def sync(self, files: Iterable[Path]) -> None:
-        """Store what has changed in ``files``; returns when the database has it. A file that goes meanwhile is left out."""
+    def sync(self, files: Iterable[Path]) -> dict[Path, DataError | OSError]:
+        """Store what has changed in ``files``; returns when the database has it. A file that goes meanwhile is left out.
+
+        Returns the files that cannot be read. The others are stored all the same.
+        """
         with self._lock:
             due: list[Change] = []
             stamps: dict[Path, tuple[_Stamp, ...]] = {}
-            for path in files:
-                for group in self._groups(path, stamps):
-                    if due and sum(len(one.body) for one in (*due, *group)) > _MOST:
-                        self._write(due)
-                        due = []
-                    due += group
-            if due:
-                self._write(due)
-            self._stored.update(stamps)
+            failed: dict[Path, DataError | OSError] = {}
 
-    def _groups(self, path: Path, stamps: dict[Path, tuple[_Stamp, ...]]) -> Iterator[list[Change]]:
-        """Return the changes of ``path``, those that belong into one transaction together, and put its state into ``stamps``."""
+            def write() -> None:
+                if due:
+                    self._write(tuple(due))
+                due.clear()
+                self._stored.update(stamps)
+                stamps.clear()
+
+            for path in files:
+                for group in self._groups(path, stamps, failed):
+                    if sum(len(one.body) for one in (*due, *group)) > _MOST:
+                        write()
+                    due += group
+            write()
+            for path in failed.keys() - self._failed:
+                self._warn(f"warning: a broker that stands by does not get {path}: {failed[path]}")
+            self._failed = failed.keys() | (self._failed - self._stored.keys())
+            return failed
+
+    def _groups(
+        self, path: Path, stamps: dict[Path, tuple[_Stamp, ...]], failed: dict[Path, DataError | OSError]
+    ) -> Iterator[list[Change]]:
+        """Return the changes of ``path``, those that belong into one transaction together.
+
+        Then put its state into ``stamps``, or what prevented that into ``failed``.
+        """
         try:
             now = _stamps(path)
             if path.suffix == ".sqlite":  # a broker that takes over cannot use a part of a book
@@ -122,8 +142,12 @@ class FolderCopy:
             else:
                 yield from ([change] for change in self._changes(path, now))
         except FileNotFoundError:
-            return
-        stamps[path] = now
+            self._stored.pop(path, None)
+        except (DataError, OSError) as error:
+            self._stored.pop(path, None)  # a part may be stored
+            failed[path] = error
+        else:
+            stamps[path] = now
 
     def _changes(self, path: Path, now: tuple[_Stamp, ...]) -> Iterator[Change]:
         before = self._stored.get(path)

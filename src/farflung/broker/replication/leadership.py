@@ -20,7 +20,7 @@ from farflung.broker.replication.folder_copy import FolderCopy, copied_files, ru
 from farflung.broker.replication.folder_replay import FolderReplay
 from farflung.broker.replication.lease_watch import LeaseWatch
 from farflung.clock import monotonic
-from farflung.errors import DataError, InputError, SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.protocol.leases import LEASE
 from farflung.security.files import make_private_folder, read_private, write_private
 from farflung.thread_group import ThreadGroup
@@ -37,14 +37,17 @@ _CERTIFICATE = "authority/authority-certificate.pem"
 class Leadership:
     """One broker's part in a cluster of several. ``lead`` or ``wait`` comes first; then ``start``, once the broker is open."""
 
-    def __init__(self, home: Path, database: RecordsDatabase, end: Callable[[str], None]) -> None:
-        """``home``: the broker's folder, which nobody else uses. ``end`` ends this process at once; it gets the cause."""
+    def __init__(self, home: Path, database: RecordsDatabase, end: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        """``home``: the broker's folder, which nobody else uses. ``end`` ends this process at once; it gets the cause.
+
+        ``warn`` receives lines for the operator, from any thread.
+        """
         make_private_folder(home)
         self._home, self._database, self._end = home, database, end
         self._replay = FolderReplay(home)
         self._row = LeaderRow()
         self._holder = _own_id(home)
-        self._copy = FolderCopy(home, self._store, 0)
+        self._copy = FolderCopy(home, self._store, warn)
         self._lease = LeaseWatch(LEASE, end)
         self._over = threading.Event()
         #: Whether another broker may lead from now on, so that this process ends in order.
@@ -135,12 +138,11 @@ class Leadership:
         begin = monotonic()
         self._row = self._database.take(found, self._holder, address)
         self._lease.begin(begin)
-        self._threads.spawn("lease", self._renew)
+        self._threads.spawn("lease", self._renew, on_error=self._failed("renew its lease"))
         self._patiently(lambda: self._replay.apply(self._database.changes(self._replay.last)))
-        self._copy = FolderCopy(self._home, self._store, self._replay.last)
         if self._replay.last:
             self._set_aside()
-            self._copy.skip(self._replay.files)
+            self._copy.begin(self._replay.last, self._replay.files)
 
     def _set_aside(self) -> None:
         """Move away what the database does not have: what this broker wrote when it had lost the lead, such as a result."""
@@ -155,7 +157,7 @@ class Leadership:
         """The broker is open and has its authority: copy its folder, and follow its changes."""
         self._copy.sync(copied_files(self._home, checkpoints=False))
         self._store((), cluster=_cluster_of(self._home))
-        self._threads.spawn("folder-copy", self._follow)
+        self._threads.spawn("folder-copy", self._follow, on_error=self._failed("copy its folder"))
 
     def journaled(self, write: Callable[..., None]) -> Callable[..., None]:
         """Return a function that writes an event of a run to the journal by ``write``, then stores both in the database."""
@@ -166,7 +168,9 @@ class Leadership:
             files = run_files(self._home / "runs" / run, checkpoints=what == "submitted")
             if what == "over":
                 self._copy.compact(files)
-            self._copy.sync([*files, self._home / "journal.sqlite"])
+            journal = self._home / "journal.sqlite"
+            if (error := self._copy.sync([*files, journal]).get(journal)) is not None:
+                raise error
 
         return stored
 
@@ -207,8 +211,11 @@ class Leadership:
         """Copy what changes between events of runs: books, logs, the table of links."""
         with suppress(Superseded, Unreachable):  # this process is ending
             while not self._over.wait(_RENEW):
-                with suppress(DataError):  # a book is locked or damaged; the broker that uses the book reports damage
+                with suppress(FileNotFoundError):  # a folder was deleted while it was listed
                     self.flush()
+
+    def _failed(self, what: str) -> Callable[[BaseException], None]:
+        return lambda error: self._end(f"this broker could not {what}: {error}")
 
     def _renew(self) -> None:
         looks: dict[str, tuple[int, int]] = {}

@@ -87,7 +87,7 @@ def take_lead(
         raise InputError(f"--listen {where[0]}: brokers that share --records need a fixed port, such as 0.0.0.0:7070")
     address = advertised(*where)
     with own_folder(home):
-        leadership = Leadership(home, RecordsDatabase(_url(records)), _stop)
+        leadership = Leadership(home, RecordsDatabase(_url(records)), _stop, lambda line: typer.echo(f"broker: {line}", err=True))
         if say is None:
             leadership.lead(address)
         elif not leadership.wait(address, over, say):
