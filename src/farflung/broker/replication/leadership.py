@@ -190,6 +190,14 @@ class Leadership:
         self._store((), ends=True)
         self._lease.close()
 
+    def give_back(self) -> None:
+        """No broker could be opened: end the term as it began, so that another one leads at once."""
+        self._end_threads()
+        self._handed_over = True
+        self._store((), ends=True)
+        self._lease.close()
+        self._database.close()
+
     def close(self) -> None:
         """The broker has closed: end the term, if there is one."""
         if not self._row.term:
