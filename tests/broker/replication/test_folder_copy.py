@@ -105,6 +105,14 @@ def test_an_ended_run_is_stored_in_one_piece(pair: Pair) -> None:
     assert pair.sync() == [("runs/r/metrics.jsonl", "put", 4)]
 
 
+def test_of_an_ended_run_only_small_files_that_grew_are_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_copy, "_CHUNK", 10)
+    files = [pair.write("runs/r/weights.safetensors", b"w"), pair.write("runs/r/metrics.jsonl", b"more than ten bytes")]
+    pair.sync()
+    pair.copy.compact(files)
+    assert pair.sync() == []
+
+
 def test_a_large_file_goes_in_pieces(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_copy, "_CHUNK", 10)
     monkeypatch.setattr(folder_copy, "_MOST", 20)

@@ -95,10 +95,14 @@ class FolderCopy:
         return path in self._stored
 
     def compact(self, files: Iterable[Path]) -> None:
-        """Store each of ``files`` in one piece the next time, in place of the pieces by which it has grown."""
+        """Store each of ``files`` in one piece the next time, in place of the pieces by which it has grown.
+
+        A large one would be several transactions again, and a broker that takes over between them would have a part of it.
+        """
         with self._lock:
             for path in files:
-                self._stored.pop(path, None)
+                if path.suffix in _GROWING and (stamps := self._stored.get(path)) and stamps[0].size < _CHUNK:
+                    del self._stored[path]
 
     def sync(self, files: Iterable[Path]) -> dict[Path, DataError | OSError]:
         """Store what has changed in ``files``; returns when the database has it. A file that goes meanwhile is left out.
