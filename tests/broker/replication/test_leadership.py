@@ -92,6 +92,27 @@ def test_a_standby_takes_over_with_the_whole_folder_when_the_leader_dies(brokers
     second.close()
 
 
+def test_a_standby_whose_files_were_deleted_takes_over_with_the_whole_folder(brokers: Brokers) -> None:
+    first = brokers.leads("a")
+    _, took = brokers.stands_by("b")
+    here, there = (brokers.place / name for name in "ab")
+    run = here / "runs" / "r"
+    run.mkdir(parents=True)
+    for path in (here / "links.json", run / "metrics.jsonl"):
+        path.write_text("1\n")
+    first.flush()
+    until(lambda: (there / "runs" / "r" / "metrics.jsonl").exists() and (there / "links.json").exists())
+    (there / "links.json").unlink()
+    (there / "runs" / "r" / "metrics.jsonl").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("2\n")
+    first.flush()
+    first.abandon()
+    assert took.wait(30)
+    assert (there / "links.json").read_text() == "1\n"
+    assert (there / "runs" / "r" / "metrics.jsonl").read_text() == "1\n2\n"
+
+
 def test_a_former_leader_that_wakes_up_changes_nothing_and_ends(brokers: Brokers) -> None:
     first = brokers.leads("a")
     second, took = brokers.stands_by("b")

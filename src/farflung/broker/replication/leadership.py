@@ -99,7 +99,7 @@ class Leadership:
             try:
                 looks += 1
                 self._database.stand_by(address, looks)
-                self._replay.apply(self._database.changes(self._replay.last))
+                self._follow_changes()
                 now = self._database.leader()
                 if (now.term, now.beat) != (found.term, found.beat):
                     if now.term != found.term:
@@ -139,14 +139,20 @@ class Leadership:
         self._row = self._database.take(found, self._holder, address)
         self._lease.begin(begin)
         self._threads.spawn("lease", self._renew, on_error=self._failed("renew its lease"))
-        self._patiently(lambda: self._replay.apply(self._database.changes(self._replay.last)))
+        self._patiently(self._follow_changes)
+        if not self._replay.whole:  # somebody has deleted files here
+            self._replay = FolderReplay(self._home)
+            self._patiently(self._follow_changes)
         if self._replay.last:
             self._set_aside()
             self._copy.begin(self._replay.last, self._replay.files)
 
+    def _follow_changes(self) -> None:
+        self._replay.apply(self._database.changes(self._replay.last))
+
     def _set_aside(self) -> None:
         """Move away what the database does not have: what this broker wrote when it had lost the lead, such as a result."""
-        for path in set(copied_files(self._home, checkpoints=False)) - self._replay.files:
+        for path in set(copied_files(self._home, checkpoints=False)) - self._replay.files.keys():
             place = self._home / "set-aside" / f"term-{self._row.term}" / path.relative_to(self._home)
             make_private_folder(place.parent)
             path.replace(place)
