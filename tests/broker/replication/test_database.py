@@ -134,6 +134,13 @@ def test_without_sqlalchemy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         RecordsDatabase("sqlite:///x")
 
 
+def test_options_of_the_url_are_not_shown() -> None:
+    pytest.importorskip("psycopg", reason="no psycopg: pip install 'farflung[sql]'")
+    with pytest.raises(Unreachable) as found:
+        RecordsDatabase("postgresql://127.0.0.1:1/x?user=me&password=hidden")
+    assert "hidden" not in str(found.value)
+
+
 def test_a_dead_connection_is_noticed_within_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     psycopg = pytest.importorskip("psycopg", reason="no psycopg: pip install 'farflung[sql]'")
     given: dict[str, object] = {}

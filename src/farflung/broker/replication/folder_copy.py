@@ -12,12 +12,14 @@ from pathlib import Path
 from farflung.broker.replication.database import Change
 from farflung.errors import DataError
 
-__all__ = ["FolderCopy", "copied_files"]
+__all__ = ["RECORDS_URL", "FolderCopy", "copied_files"]
 
 #: The most bytes of one row, and of one transaction: a transaction renews the lease when it ends. Books are never cut.
 _CHUNK, _MOST = 4 << 20, 4 << 20
+#: The file with the URL of the database, for a service.
+RECORDS_URL = "records-url"
 #: Files of this machine only: the lock, ports, addresses, tickets for commands here, and what is being written.
-_LOCAL = frozenset({"lock", "ports", "address", "broker-id", "submit-ticket", "dashboard.json", "dashboard.log"})
+_LOCAL = frozenset({"lock", "ports", "address", "broker-id", "submit-ticket", "dashboard.json", "dashboard.log", RECORDS_URL})
 _GROWING = frozenset({".jsonl", ".log"})
 
 
