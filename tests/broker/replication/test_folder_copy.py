@@ -55,7 +55,9 @@ def pair(tmp_path: Path) -> Pair:
 
 def test_the_copy_has_every_file_that_another_broker_needs(pair: Pair) -> None:
     wanted = {"links.json": b"{}", "authority/authority-key.pem": b"key", "runs/r/job.json": b"job", "runs/r/model/a.txt": b""}
+    wanted |= {"audit.jsonl": b"{}", "broker.log": b"", "broker.log.1": b"", "dashboard-key": b"key"}
     unwanted = ["lock", "ports", "submit-ticket", "broker-id", "dashboard.json", "runs/r/.job.part", "runs/r/checkpoints/step/x"]
+    unwanted += ["old.tar", "core", "notes.txt"]
     for name, data in wanted.items():
         pair.write(name, data)
     for name in unwanted:

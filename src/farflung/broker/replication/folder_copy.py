@@ -20,6 +20,8 @@ _CHUNK, _MOST = 4 << 20, 4 << 20
 RECORDS_URL = "records-url"
 #: Files of this machine only: the lock, ports, addresses, tickets for commands here, and what is being written.
 _LOCAL = frozenset({"lock", "ports", "address", "broker-id", "submit-ticket", "dashboard.json", "dashboard.log", RECORDS_URL})
+#: Suffixes of a broker's own files, and a name without one: somebody may put other files into its folder.
+_OWN, _KEY = frozenset({".sqlite", ".json", ".jsonl", ".log", ".1", ".pem"}), "dashboard-key"
 _GROWING = frozenset({".jsonl", ".log"})
 
 
@@ -43,6 +45,7 @@ def copied_files(home: Path, *, checkpoints: bool, over: Callable[[Path], bool] 
     ``checkpoints``: also those of checkpoints. ``over``: which folders of runs are left out.
     """
     found = [path for path in home.iterdir() if path.is_file()] if home.is_dir() else []
+    found = [path for path in found if path.suffix in _OWN or path.name == _KEY]
     found += [path for path in (home / "authority").glob("*") if path.is_file()]
     for run in sorted((home / "runs").glob("*")):
         found += [] if over(run) else run_files(run, checkpoints=checkpoints)
