@@ -126,11 +126,15 @@ class FolderCopy:
                 self._stored.update(stamps)
                 stamps.clear()
 
+            size = 0
             for path in files:
                 for group in self._groups(path, stamps, failed):
-                    if sum(len(one.body) for one in (*due, *group)) > _MOST:
+                    more = sum(len(change.body) for change in group)
+                    if size + more > _MOST:
                         write()
+                        size = 0
                     due += group
+                    size += more
             write()
             for path in failed.keys() - self._failed:
                 self._warn(f"warning: a broker that stands by does not get {path}: {failed[path]}")

@@ -200,7 +200,8 @@ class Leadership:
         """No broker could be opened: end the term as it began, so that another one leads at once."""
         self._end_threads()
         self._handed_over = True
-        self._store((), ends=True)
+        with suppress(Superseded, Unreachable):  # the lease is gone anyway, and why no broker was opened matters more
+            self._store((), ends=True)
         self._lease.close()
         self._database.close()
 
