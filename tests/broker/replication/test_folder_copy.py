@@ -128,8 +128,7 @@ def test_a_transaction_ends_before_it_is_large_and_never_within_a_book(pair: Pai
     monkeypatch.setattr(folder_copy, "_CHUNK", 4096)
     monkeypatch.setattr(folder_copy, "_MOST", 4096)
     sizes: list[list[str]] = []
-    monkeypatch.setattr(pair, "_write", lambda changes: sizes.append([change.path for change in changes]))
-    copy = FolderCopy(pair.leader, pair._write, pair.said.append)
+    copy = FolderCopy(pair.leader, lambda changes: sizes.append([change.path for change in changes]), pair.said.append)
     with closing(sqlite3.connect(pair.leader / "names.sqlite")) as base:
         base.execute("CREATE TABLE names (name TEXT)")
         base.commit()

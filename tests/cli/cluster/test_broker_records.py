@@ -15,6 +15,7 @@ from farflung.broker.process import Broker
 from farflung.broker.replication.database import LeaderRow, RecordsDatabase
 from farflung.cli.main import main
 from farflung.security import Ticket
+from farflung.security.files import write_private
 from tests.support.command_processes import Program
 
 
@@ -78,7 +79,8 @@ def test_a_broker_that_cannot_be_opened_gives_the_lead_back(tmp_path: Path, caps
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "b" / "authority").mkdir(parents=True)
-    (tmp_path / "b" / "authority" / "authority-certificate.pem").write_text("no certificate")
+    for name in ("authority-certificate.pem", "authority-key.pem"):
+        write_private(tmp_path / "b" / "authority" / name, b"damaged")
     code, err = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", listen)
     assert code != 0
     assert "authority" in err

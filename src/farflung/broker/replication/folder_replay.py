@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from farflung.broker.replication.database import Change
@@ -27,6 +27,10 @@ class FolderReplay:
     def whole(self) -> bool:
         """Whether nobody has deleted or cut one of the files."""
         return all(path.is_file() and path.stat().st_size == size for path, size in self.files.items())
+
+    def follow(self, changes: Callable[[int], Iterable[Change]]) -> None:
+        """Apply the new ones of ``changes``, which returns those after a number; raises as ``apply``."""
+        self.apply(changes(self.last))
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply ``changes``, which follow those that were applied before.

@@ -99,7 +99,7 @@ class Leadership:
             try:
                 looks += 1
                 self._database.stand_by(address, looks)
-                self._follow_changes()
+                self._replay.follow(self._database.changes)
                 now = self._database.leader()
                 if (now.term, now.beat) != (found.term, found.beat):
                     if now.term != found.term:
@@ -138,17 +138,14 @@ class Leadership:
         begin = monotonic()
         self._row = self._database.take(found, self._holder, address)
         self._lease.begin(begin)
-        self._threads.spawn("lease", self._renew, on_error=self._failed("renew its lease"))
-        self._patiently(self._follow_changes)
+        self._threads.spawn("lease", self._renew, on_error=_ending(self._end, "renew its lease"))
+        self._patiently(lambda: self._replay.follow(self._database.changes))
         if not self._replay.whole:  # somebody has deleted files here
             self._replay = FolderReplay(self._home)
-            self._patiently(self._follow_changes)
+            self._patiently(lambda: self._replay.follow(self._database.changes))
         if self._replay.last:
             self._set_aside()
             self._copy.begin(self._replay.last, self._replay.files)
-
-    def _follow_changes(self) -> None:
-        self._replay.apply(self._database.changes(self._replay.last))
 
     def _set_aside(self) -> None:
         """Move away what the database does not have: what this broker wrote when it had lost the lead, such as a result."""
@@ -163,7 +160,7 @@ class Leadership:
         """The broker is open and has its authority: copy its folder, and follow its changes."""
         self._copy.sync(copied_files(self._home, checkpoints=False))
         self._store((), cluster=_cluster_of(self._home))
-        self._threads.spawn("folder-copy", self._follow, on_error=self._failed("copy its folder"))
+        self._threads.spawn("folder-copy", self._follow, on_error=_ending(self._end, "copy its folder"))
 
     def journaled(self, write: Callable[..., None]) -> Callable[..., None]:
         """Return a function that writes an event of a run to the journal by ``write``, then stores both in the database."""
@@ -190,7 +187,8 @@ class Leadership:
 
     def hand_over(self) -> None:
         """Store the last changes and end the term, so that a standby leads at once."""
-        self._end_threads()
+        self._over.set()
+        self._threads.join()
         self.flush()
         self._handed_over = True
         self._store((), ends=True)
@@ -198,7 +196,8 @@ class Leadership:
 
     def give_back(self) -> None:
         """No broker could be opened: end the term as it began, so that another one leads at once."""
-        self._end_threads()
+        self._over.set()
+        self._threads.join()
         self._handed_over = True
         with suppress(Superseded, Unreachable):  # the lease is gone anyway, and why no broker was opened matters more
             self._store((), ends=True)
@@ -215,12 +214,9 @@ class Leadership:
 
     def abandon(self) -> None:
         """End the threads without a last write, as if the process was killed."""
-        self._end_threads()
-        self._lease.close()
-
-    def _end_threads(self) -> None:
         self._over.set()
         self._threads.join()
+        self._lease.close()
 
     def _follow(self) -> None:
         """Copy what changes between events of runs: books, logs, the table of links."""
@@ -228,9 +224,6 @@ class Leadership:
             while not self._over.wait(_RENEW):
                 with suppress(FileNotFoundError):  # a folder was deleted while it was listed
                     self.flush()
-
-    def _failed(self, what: str) -> Callable[[BaseException], None]:
-        return lambda error: self._end(f"this broker could not {what}: {error}")
 
     def _renew(self) -> None:
         looks: dict[str, tuple[int, int]] = {}
@@ -280,6 +273,10 @@ class Leadership:
                 self._over.wait(_RETRY)
             else:
                 return
+
+
+def _ending(end: Callable[[str], None], what: str) -> Callable[[BaseException], None]:
+    return lambda error: end(f"this broker could not {what}: {error}")
 
 
 def _own_id(home: Path) -> str:

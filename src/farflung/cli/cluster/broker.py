@@ -17,7 +17,6 @@ from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
-from farflung.errors import InputError
 from farflung.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -89,8 +88,6 @@ def broker(
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
     named = host(advertise, "--advertise")
-    if standby and records is None:
-        raise InputError("--standby needs --records: the database of the broker that leads")
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
@@ -98,12 +95,10 @@ def broker(
         quotas=Quotas(queued=queue_limit),
         trackers=tracker_names(trackers),
     )
-    leadership = None
-    if records is not None:
-        leadership = take_lead(records, place, (listen, named), storage.mirror, over, say if standby else None)
-        if over.is_set():
-            return  # the signal came while it stood by
-        storage = replace(storage, leadership=leadership)
+    leadership = take_lead(records, place, (listen, named), storage.mirror, over, say if standby else None)
+    if over.is_set():
+        return  # the signal came while it stood by
+    storage = replace(storage, leadership=leadership)
     with given_back(leadership):
         served = Broker(place, listen=listen, advertise=named, say=say, judge=judge, storage=storage)
     console = _Console(served=served, place=place, folder=folder, validity=validity, secret=no_tickets, leadership=leadership)

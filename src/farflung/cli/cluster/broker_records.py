@@ -71,9 +71,16 @@ def _tell(text: str, place: Path, made: BackupSummary, *, as_json: bool) -> None
 
 
 def take_lead(
-    records: str, home: Path, where: tuple[str, str | None], mirror: str, over: threading.Event, say: Callable[[str], None] | None
+    records: str | None,
+    home: Path,
+    where: tuple[str, str | None],
+    mirror: str,
+    over: threading.Event,
+    say: Callable[[str], None] | None,
 ) -> Leadership | None:
-    """Return the leadership of the broker with the folder ``home``; None if ``over`` is set while it stands by.
+    """Return the leadership of the broker with the folder ``home``.
+
+    None: there are no ``records``, or ``over`` was set while it stood by.
 
     ``where``: the address to listen at, and the host to advertise. ``say`` receives lines of a standby (None: it leads now).
     ``mirror``: the URL for checkpoints (empty: none). Whatever would prevent the broker from leading is found before it waits.
@@ -87,6 +94,10 @@ def take_lead(
     from farflung.checkpoint import ObjectCheckpoints
     from farflung.transports.tcp.sockets import open_server
 
+    if records is None:
+        if say is not None:
+            raise InputError("--standby needs --records: the database of the broker that leads")
+        return None
     if where[0].endswith(":0"):
         raise InputError(f"--listen {where[0]}: brokers that share --records need a fixed port, such as 0.0.0.0:7070")
     address = advertised(*where)
