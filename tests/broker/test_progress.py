@@ -68,6 +68,18 @@ def test_records_come_in_order_whatever_the_order_of_reports(order: list[tuple[i
     assert (made.count, made.last) == (4, told[-1])
 
 
+def test_reports_after_a_step_that_nobody_has_any_more_are_on_record() -> None:
+    made, told, _ = progress(2, steps=100)
+    for name in ("w0", "w1"):
+        made.report(name, report(0, loss=1.0))
+    late = [report(step, loss=float(step)) for step in (9, 7, 8, 9, 12)]
+    made.settle(10, late)
+    assert [(record.step, record.loss) for record in told if isinstance(record, StepRecord)] == [(0, 1.0)] + [
+        (step, float(step)) for step in (7, 8, 9)
+    ]
+    assert (made.count, made.last) == (10, told[-1])
+
+
 def test_a_long_run_is_followed() -> None:
     made, told, _ = progress(1, steps=1000)
     for step in range(1000):

@@ -95,7 +95,7 @@ class Progress:
 
     @property
     def count(self) -> int:
-        """The number of steps on record."""
+        """The number of steps before the open one; all of them are committed."""
         return self._next - self._first
 
     @property
@@ -110,13 +110,16 @@ class Progress:
     def settle(self, end: int, reports: Iterable[StepReport]) -> None:
         """The run continues at step ``end``: all steps before it are committed, although a dead worker did not report them.
 
-        ``reports``: the reports of the remaining workers, with all losses.
+        ``reports``: the reports of the remaining workers, with all losses. A step that nobody reports any more has no record.
         """
         with self._lock:
             for number, report in enumerate(reports):
                 if self._next <= report.step < end:
                     self._open.setdefault(report.step, {})[f"report {number}"] = report
-            while not self._closed and self._next < end and self._open.get(self._next):
+            for step in sorted(step for step in self._open if step < end):
+                if self._closed:  # ``sink`` has ended the run
+                    return
+                self._next = step
                 self._complete()
 
     def close(self) -> None:

@@ -60,6 +60,14 @@ def test_the_journal_is_first_and_each_manifest_last(home: Path, tmp_path: Path)
     assert step == ["w1.safetensors", "manifest.json"]
 
 
+@pytest.mark.parametrize("place", ["b.tar", "runs/r/b.tar"])
+def test_a_backup_in_the_brokers_folder_is_refused(home: Path, place: str) -> None:
+    pattern = r"b\.tar is in the broker's folder, which may be lost: choose a place outside of .*/broker$"
+    with pytest.raises(InputError, match=pattern):
+        back_up(home, home / place)
+    assert not (home / place).exists()
+
+
 def test_checkpoints_may_be_left_out(home: Path, tmp_path: Path) -> None:
     back_up(home, tmp_path / "b.tar", checkpoints=False)
     restore(tmp_path / "b.tar", tmp_path / "new")

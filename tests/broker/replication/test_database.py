@@ -134,6 +134,28 @@ def test_without_sqlalchemy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         RecordsDatabase("sqlite:///x")
 
 
+def test_options_of_the_url_are_not_shown() -> None:
+    pytest.importorskip("psycopg", reason="no psycopg: pip install 'farflung[sql]'")
+    with pytest.raises(Unreachable) as found:
+        RecordsDatabase("postgresql://127.0.0.1:1/x?user=me&password=hidden")
+    assert "hidden" not in str(found.value)
+
+
+def test_a_dead_connection_is_noticed_within_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    psycopg = pytest.importorskip("psycopg", reason="no psycopg: pip install 'farflung[sql]'")
+    given: dict[str, object] = {}
+
+    def connect(*_: object, **named: object) -> None:
+        given.update(named)
+        raise psycopg.OperationalError("refused")
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with pytest.raises(Unreachable, match="refused"):
+        RecordsDatabase("postgresql://me:hidden@host/x")
+    wanted = {"keepalives_idle": 1, "keepalives_interval": 1, "keepalives_count": 3}
+    assert {name: given.get(name) for name in wanted} == wanted
+
+
 def test_a_database_with_other_tables_of_these_names_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy", reason="no SQLAlchemy: pip install 'farflung[sql]'")
     (tmp_path / "other.sqlite").write_bytes(b"this is no database at all, but a text of some length" * 40)

@@ -13,7 +13,7 @@ from farflung.broker.replication import leadership
 from farflung.broker.replication.database import Change, LeaderRow, RecordsDatabase, Superseded, Unreachable
 from farflung.broker.replication.leadership import Leadership
 from farflung.clock import wall_time
-from farflung.errors import InputError, SecurityError
+from farflung.errors import DataError, InputError, SecurityError
 from farflung.security.authority import CertificateAuthority
 from farflung.thread_group import ThreadGroup
 from tests.support.quiet import until
@@ -34,7 +34,7 @@ class Brokers:
         self.ended[name], self.said[name] = [], []
         database = RecordsDatabase(self.url)
         self.closing.callback(database.close)
-        made = Leadership(self.place / name, database, self.ended[name].append)
+        made = Leadership(self.place / name, database, self.ended[name].append, self.said[name].append)
         self.closing.callback(made.abandon)
         return made
 
@@ -90,6 +90,27 @@ def test_a_standby_takes_over_with_the_whole_folder_when_the_leader_dies(brokers
     assert keys[0] == keys[1]
     assert "the broker at a:7070 has not renewed its lease: taking over" in brokers.said["b"]
     second.close()
+
+
+def test_a_standby_whose_files_were_deleted_takes_over_with_the_whole_folder(brokers: Brokers) -> None:
+    first = brokers.leads("a")
+    _, took = brokers.stands_by("b")
+    here, there = (brokers.place / name for name in "ab")
+    run = here / "runs" / "r"
+    run.mkdir(parents=True)
+    for path in (here / "links.json", run / "metrics.jsonl"):
+        path.write_text("1\n")
+    first.flush()
+    until(lambda: (there / "runs" / "r" / "metrics.jsonl").exists() and (there / "links.json").exists())
+    (there / "links.json").unlink()
+    (there / "runs" / "r" / "metrics.jsonl").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("2\n")
+    first.flush()
+    first.abandon()
+    assert took.wait(30)
+    assert (there / "links.json").read_text() == "1\n"
+    assert (there / "runs" / "r" / "metrics.jsonl").read_text() == "1\n2\n"
 
 
 def test_a_former_leader_that_wakes_up_changes_nothing_and_ends(brokers: Brokers) -> None:
@@ -154,9 +175,47 @@ def test_a_leader_ends_when_it_cannot_renew_its_lease(brokers: Brokers, monkeypa
 
     monkeypatch.setattr(RecordsDatabase, "write", unreachable)
     until(lambda: bool(brokers.ended["a"]))
-    assert brokers.ended["a"][0] == "this broker could not renew its lease: cannot use the database: gone"
+    causes = ("cannot use the database: gone", "the database did not answer for 1 s")
+    assert brokers.ended["a"][0] in [f"this broker could not renew its lease: {cause}" for cause in causes]
     with pytest.raises(Unreachable):
         first.hand_over()
+
+
+def test_a_leader_ends_when_a_call_of_the_database_hangs(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers.leads("a")
+    write, answers = RecordsDatabase.write, threading.Event()
+
+    def hangs(self: RecordsDatabase, *arguments: object, **named: object) -> None:
+        answers.wait()
+        write(self, *arguments, **named)  # type: ignore[arg-type]
+
+    brokers.closing.callback(answers.set)
+    monkeypatch.setattr(RecordsDatabase, "write", hangs)
+    until(lambda: bool(brokers.ended["a"]))
+    assert brokers.ended["a"] == ["this broker could not renew its lease: the database did not answer for 1 s"]
+
+
+@pytest.mark.parametrize(
+    ("method", "cause"),
+    [("write", "could not renew its lease: the table is gone"), ("flush", "could not copy its folder: no space")],
+)
+def test_a_leader_ends_with_the_cause_when_one_of_its_threads_fails(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, method: str, cause: str
+) -> None:
+    first = brokers.leads("a")
+
+    def fails(*_: object, **__: object) -> None:
+        raise DataError(cause.partition(": ")[2])
+
+    monkeypatch.setattr(RecordsDatabase if method == "write" else first, method, fails)
+    until(lambda: f"this broker {cause}" in brokers.ended["a"])
+
+
+def test_an_event_whose_journal_cannot_be_stored_fails(brokers: Brokers) -> None:
+    first = brokers.leads("a")
+    (brokers.place / "a" / "journal.sqlite").write_bytes(b"no database, but long enough to be read as one" * 100)
+    with pytest.raises(DataError, match=r"cannot read .*journal\.sqlite: "):
+        first.journaled(lambda *_, **__: None)("r", "submitted")
 
 
 def test_an_interruption_that_is_shorter_than_the_lease_loses_nothing(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,16 @@ import json
 import os
 import signal
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from farflung.broker.process import Broker
+from farflung.broker.replication.database import LeaderRow, RecordsDatabase
 from farflung.cli.main import main
 from farflung.security import Ticket
+from farflung.security.files import write_private
 from tests.support.command_processes import Program
 
 
@@ -43,6 +46,47 @@ def test_a_missing_file_with_the_url_is_named(home: list[str], tmp_path: Path, c
     code, err = call(capsys, *home, "--records", f"@{tmp_path}/url")
     assert code == 2
     assert err == f"farflung: the --records {tmp_path}/url can't be read: No such file or directory; check the path\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--run-limit", "many"], "--run-limit"),
+        (["--mirror", "nosuch://bucket"], "nosuch"),
+        (["--trackers", "nosuch"], "nosuch"),
+        (["--listen", "taken"], "cannot listen at 127.0.0.1:"),
+    ],
+)
+def test_a_standby_that_could_not_lead_says_so_before_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], error: str
+) -> None:
+    pytest.importorskip("sqlalchemy", reason="no SQLAlchemy: pip install 'farflung[sql]'")
+    pytest.importorskip("obstore", reason="no obstore: pip install 'farflung[s3]'")
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    with socket.create_server(("127.0.0.1", 0)) as taken, closing(RecordsDatabase(url)) as database:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = [address if word == "taken" else word for word in options]
+        others = [] if address in words else ["--listen", "127.0.0.1:7070"]
+        # nobody has led this cluster: a broker that asked the database would say so
+        code, err = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--standby", *others, *words)
+        assert (code, database.leader()) == (2, LeaderRow())
+    assert error in err
+
+
+def test_a_broker_that_cannot_be_opened_gives_the_lead_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sqlalchemy", reason="no SQLAlchemy: pip install 'farflung[sql]'")
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    (tmp_path / "b" / "authority").mkdir(parents=True)
+    for name in ("authority-certificate.pem", "authority-key.pem"):
+        write_private(tmp_path / "b" / "authority" / name, b"damaged")
+    code, err = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", listen)
+    assert code != 0
+    assert "authority" in err
+    with closing(RecordsDatabase(url)) as database:
+        found = database.leader()
+    assert (found.term, found.holder) == (1, "")
 
 
 def test_a_standby_takes_over_and_a_second_leader_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.replication.folder_copy import copied_files
 from farflung.cli.cluster import owner as members
 from farflung.cli.cluster.systemd_units import broker_unit_text, unit_text
 from farflung.cli.main import main
@@ -83,6 +84,23 @@ def test_a_brokers_service_survives_a_reboot(home: Path, capsys: pytest.CaptureF
         assert line in text.splitlines()
     assert folder.stat().st_mode & 0o077 == 0
     verified(unit, home)
+
+
+def test_the_unit_of_a_broker_names_a_file_with_the_databases_url(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, command = "postgresql://me:hidden@host/base", ("broker", "--service", "--user", "--listen", "0.0.0.0:7071", "--records")
+    unit, folder = home / "config" / "systemd" / "user" / "farflung-broker.service", home / "home" / "broker"
+    code, out, _ = run(capsys, *command, url)
+    assert code == 0
+    assert "hidden" not in out + unit.read_text()
+    assert f"--records @{folder}/records-url" in unit.read_text()
+    assert (folder / "records-url").read_text() == url
+    assert (folder / "records-url").stat().st_mode & 0o077 == 0
+    assert copied_files(folder, checkpoints=False) == []
+    monkeypatch.chdir(home)
+    assert run(capsys, *command, "@mine")[0] == 0
+    assert f"--records @{home}/mine" in unit.read_text(), "the service runs in another folder"
 
 
 def verified(unit: Path, home: Path, *, user: bool = True) -> None:

@@ -44,8 +44,10 @@ def back_up(home: Path, target: Path, *, checkpoints: bool = True) -> BackupSumm
 
     Raises:
         DataError: a file can't be read or written; there is no new file.
-        InputError: ``target`` exists.
+        InputError: ``target`` exists, or is in ``home``.
     """
+    if target.resolve().is_relative_to(home.resolve()):
+        raise InputError(f"{target} is in the broker's folder, which may be lost: choose a place outside of {home}")
     if target.exists():
         raise InputError(f"{target} exists already: choose another name, or delete it first")
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}.part")

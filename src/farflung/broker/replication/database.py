@@ -77,8 +77,8 @@ class RecordsDatabase:
 
         self._sql = sql
         url = _parsed(text)
-        #: The URL without its password.
-        self.name = url.render_as_string(hide_password=True)
+        #: The URL without its password, and without its options, which may have one, too.
+        self.name = url.set(query={}).render_as_string(hide_password=True)
         self._tables = sql.MetaData()
         self._leader, self._changes, self._standbys = _tables(self._tables)
         self._engine = self._made_engine(url)
@@ -198,6 +198,9 @@ class RecordsDatabase:
             "postgresql": {
                 "connect_timeout": _PATIENCE,
                 "tcp_user_timeout": _PATIENCE * 1000,
+                "keepalives_idle": 1,
+                "keepalives_interval": 1,
+                "keepalives_count": 3,
                 "options": f"-c idle_in_transaction_session_timeout={_IDLE}s -c lock_timeout={_PATIENCE}s",
             },
         }

@@ -12,12 +12,16 @@ from pathlib import Path
 from farflung.broker.replication.database import Change
 from farflung.errors import DataError
 
-__all__ = ["FolderCopy", "copied_files"]
+__all__ = ["RECORDS_URL", "FolderCopy", "copied_files"]
 
-#: Bytes of one row, and about the most of one transaction.
-_CHUNK, _MOST = 4 << 20, 16 << 20
+#: The most bytes of one row, and of one transaction: a transaction renews the lease when it ends. Books are never cut.
+_CHUNK, _MOST = 4 << 20, 4 << 20
+#: The file with the URL of the database, for a service.
+RECORDS_URL = "records-url"
 #: Files of this machine only: the lock, ports, addresses, tickets for commands here, and what is being written.
-_LOCAL = frozenset({"lock", "ports", "address", "broker-id", "submit-ticket", "dashboard.json", "dashboard.log"})
+_LOCAL = frozenset({"lock", "ports", "address", "broker-id", "submit-ticket", "dashboard.json", "dashboard.log", RECORDS_URL})
+#: Suffixes of a broker's own files, and a name without one: somebody may put other files into its folder.
+_OWN, _KEY = frozenset({".sqlite", ".json", ".jsonl", ".log", ".1", ".pem"}), "dashboard-key"
 _GROWING = frozenset({".jsonl", ".log"})
 
 
@@ -41,6 +45,7 @@ def copied_files(home: Path, *, checkpoints: bool, over: Callable[[Path], bool] 
     ``checkpoints``: also those of checkpoints. ``over``: which folders of runs are left out.
     """
     found = [path for path in home.iterdir() if path.is_file()] if home.is_dir() else []
+    found = [path for path in found if path.suffix in _OWN or path.name == _KEY]
     found += [path for path in (home / "authority").glob("*") if path.is_file()]
     for run in sorted((home / "runs").glob("*")):
         found += [] if over(run) else run_files(run, checkpoints=checkpoints)
@@ -75,16 +80,18 @@ def database_bytes(path: Path) -> bytes:
 class FolderCopy:
     """Writes what has changed below ``home``. Any thread may call; changes are numbered under one lock."""
 
-    def __init__(self, home: Path, write: Callable[[Sequence[Change]], None], last: int) -> None:
-        """``write`` stores changes or ends the process; ``last``: the number of the last change."""
-        self._home, self._write, self._last = home, write, last
+    def __init__(self, home: Path, write: Callable[[Sequence[Change]], None], warn: Callable[[str], None]) -> None:
+        """``write`` stores changes or ends the process; ``warn`` receives a line for each file that begins to fail."""
+        self._home, self._write, self._warn, self._last = home, write, warn, 0
+        self._failed: set[Path] = set()
         self._lock = threading.RLock()
         #: The files whose content is stored, and their state at that time.
         self._stored: dict[Path, tuple[_Stamp, ...]] = {}
 
-    def skip(self, files: Iterable[Path]) -> None:
-        """The database has ``files`` as they are."""
+    def begin(self, last: int, files: Iterable[Path]) -> None:
+        """The database has ``files`` as they are; ``last``: the number of the last change."""
         with self._lock:
+            self._last = last
             for path in files:
                 self._stored[path] = _stamps(path)
 
@@ -93,29 +100,67 @@ class FolderCopy:
         return path in self._stored
 
     def compact(self, files: Iterable[Path]) -> None:
-        """Store each of ``files`` in one piece the next time, in place of the pieces by which it has grown."""
+        """Store each of ``files`` in one piece the next time, in place of the pieces by which it has grown.
+
+        A large one would be several transactions again, and a broker that takes over between them would have a part of it.
+        """
         with self._lock:
             for path in files:
-                self._stored.pop(path, None)
+                if path.suffix in _GROWING and (stamps := self._stored.get(path)) and stamps[0].size < _CHUNK:
+                    del self._stored[path]
 
-    def sync(self, files: Iterable[Path]) -> None:
-        """Store what has changed in ``files``; returns when the database has it. A file that goes meanwhile is left out."""
+    def sync(self, files: Iterable[Path]) -> dict[Path, DataError | OSError]:
+        """Store what has changed in ``files``; returns when the database has it. A file that goes meanwhile is left out.
+
+        Returns the files that cannot be read. The others are stored all the same.
+        """
         with self._lock:
             due: list[Change] = []
             stamps: dict[Path, tuple[_Stamp, ...]] = {}
+            failed: dict[Path, DataError | OSError] = {}
+
+            def write() -> None:
+                if due:
+                    self._write(tuple(due))
+                due.clear()
+                self._stored.update(stamps)
+                stamps.clear()
+
+            size = 0
             for path in files:
-                try:
-                    stamps[path] = _stamps(path)
-                    for change in self._changes(path, stamps[path]):
-                        due.append(change)
-                        if sum(len(one.body) for one in due) >= _MOST:  # a large file does not wait in memory
-                            self._write(due)
-                            due = []
-                except FileNotFoundError:
-                    stamps.pop(path, None)
-            if due:
-                self._write(due)
-            self._stored.update(stamps)
+                for group in self._groups(path, stamps, failed):
+                    more = sum(len(change.body) for change in group)
+                    if size + more > _MOST:
+                        write()
+                        size = 0
+                    due += group
+                    size += more
+            write()
+            for path in failed.keys() - self._failed:
+                self._warn(f"warning: a broker that stands by does not get {path}: {failed[path]}")
+            self._failed = failed.keys() | (self._failed - self._stored.keys())
+            return failed
+
+    def _groups(
+        self, path: Path, stamps: dict[Path, tuple[_Stamp, ...]], failed: dict[Path, DataError | OSError]
+    ) -> Iterator[list[Change]]:
+        """Return the changes of ``path``, those that belong into one transaction together.
+
+        Then put its state into ``stamps``, or what prevented that into ``failed``.
+        """
+        try:
+            now = _stamps(path)
+            if path.suffix == ".sqlite":  # a broker that takes over cannot use a part of a book
+                yield list(self._changes(path, now))
+            else:
+                yield from ([change] for change in self._changes(path, now))
+        except FileNotFoundError:
+            self._stored.pop(path, None)
+        except (DataError, OSError) as error:
+            self._stored.pop(path, None)  # a part may be stored
+            failed[path] = error
+        else:
+            stamps[path] = now
 
     def _changes(self, path: Path, now: tuple[_Stamp, ...]) -> Iterator[Change]:
         before = self._stored.get(path)

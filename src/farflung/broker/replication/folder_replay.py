@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from farflung.broker.replication.database import Change
@@ -20,8 +20,17 @@ class FolderReplay:
         self._home = home
         #: The number of the last change that was applied.
         self.last = 0
-        #: The files that were made here; another one of that name is older than the database.
-        self.files: set[Path] = set()
+        #: The files that were made here, with their sizes; another one of that name is older than the database.
+        self.files: dict[Path, int] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody has deleted or cut one of the files."""
+        return all(path.is_file() and path.stat().st_size == size for path, size in self.files.items())
+
+    def follow(self, changes: Callable[[int], Iterable[Change]]) -> None:
+        """Apply the new ones of ``changes``, which returns those after a number; raises as ``apply``."""
+        self.apply(changes(self.last))
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply ``changes``, which follow those that were applied before.
@@ -36,9 +45,10 @@ class FolderReplay:
                 for log in ("-wal", "-shm"):
                     path.with_name(path.name + log).unlink(missing_ok=True)
                 write_private(path, change.body)
-                self.files.add(path)
+                self.files[path] = len(change.body)
             else:
                 _append(path, change.body)
+                self.files[path] += len(change.body)
             self.last = change.number
 
     def _path(self, text: str) -> Path:

@@ -1,9 +1,9 @@
 """Which of several brokers leads: the lease of the leader, its writes, and the wait of a broker that stands by.
 
-A leader renews its lease every second. If it cannot for the length of the lease, or if another broker leads, it ends at once as
-if it was killed: whatever it did then could contradict the new leader. A standby takes over when it saw no write of the leader
-for the length of the lease. The leader counts from before its last write, the standby from when it saw that write, so the leader
-ends first. Even if a stopped leader wakes up later, the database refuses its writes (``database``).
+A leader renews its lease every second. If it cannot for the length of the lease (``lease_watch``), or if another broker leads,
+it ends at once as if it was killed: whatever it did then could contradict the new leader. A standby takes over when it saw no
+write of the leader for the length of the lease. The leader counts from before its last write, the standby from when it saw that
+write, so the leader ends first. Even if a stopped leader wakes up later, the database refuses its writes (``database``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from farflung.broker.replication.database import Change, LeaderRow, RecordsDatabase, Superseded, Unreachable
 from farflung.broker.replication.folder_copy import FolderCopy, copied_files, run_files
 from farflung.broker.replication.folder_replay import FolderReplay
+from farflung.broker.replication.lease_watch import LeaseWatch
 from farflung.clock import monotonic
-from farflung.errors import DataError, InputError, SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.protocol.leases import LEASE
 from farflung.security.files import make_private_folder, read_private, write_private
 from farflung.thread_group import ThreadGroup
@@ -36,16 +37,18 @@ _CERTIFICATE = "authority/authority-certificate.pem"
 class Leadership:
     """One broker's part in a cluster of several. ``lead`` or ``wait`` comes first; then ``start``, once the broker is open."""
 
-    def __init__(self, home: Path, database: RecordsDatabase, end: Callable[[str], None]) -> None:
-        """``home``: the broker's folder, which nobody else uses. ``end`` ends this process at once; it gets the cause."""
+    def __init__(self, home: Path, database: RecordsDatabase, end: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        """``home``: the broker's folder, which nobody else uses. ``end`` ends this process at once; it gets the cause.
+
+        ``warn`` receives lines for the operator, from any thread.
+        """
         make_private_folder(home)
         self._home, self._database, self._end = home, database, end
         self._replay = FolderReplay(home)
         self._row = LeaderRow()
         self._holder = _own_id(home)
-        self._copy = FolderCopy(home, self._store, 0)
-        #: Monotonic time just before the last write that the database accepted.
-        self._renewed = 0.0
+        self._copy = FolderCopy(home, self._store, warn)
+        self._lease = LeaseWatch(LEASE, end)
         self._over = threading.Event()
         #: Whether another broker may lead from now on, so that this process ends in order.
         self._handed_over = False
@@ -96,7 +99,7 @@ class Leadership:
             try:
                 looks += 1
                 self._database.stand_by(address, looks)
-                self._replay.apply(self._database.changes(self._replay.last))
+                self._replay.follow(self._database.changes)
                 now = self._database.leader()
                 if (now.term, now.beat) != (found.term, found.beat):
                     if now.term != found.term:
@@ -133,17 +136,20 @@ class Leadership:
     def _begin(self, found: LeaderRow, address: str) -> None:
         """Take the lead, and bring the folder to the state in the database; if it has none, it gets the folder's."""
         begin = monotonic()
-        self._row, self._renewed = self._database.take(found, self._holder, address), begin
-        self._threads.spawn("lease", self._renew)
-        self._patiently(lambda: self._replay.apply(self._database.changes(self._replay.last)))
-        self._copy = FolderCopy(self._home, self._store, self._replay.last)
+        self._row = self._database.take(found, self._holder, address)
+        self._lease.begin(begin)
+        self._threads.spawn("lease", self._renew, on_error=_ending(self._end, "renew its lease"))
+        self._patiently(lambda: self._replay.follow(self._database.changes))
+        if not self._replay.whole:  # somebody has deleted files here
+            self._replay = FolderReplay(self._home)
+            self._patiently(lambda: self._replay.follow(self._database.changes))
         if self._replay.last:
             self._set_aside()
-            self._copy.skip(self._replay.files)
+            self._copy.begin(self._replay.last, self._replay.files)
 
     def _set_aside(self) -> None:
         """Move away what the database does not have: what this broker wrote when it had lost the lead, such as a result."""
-        for path in set(copied_files(self._home, checkpoints=False)) - self._replay.files:
+        for path in set(copied_files(self._home, checkpoints=False)) - self._replay.files.keys():
             place = self._home / "set-aside" / f"term-{self._row.term}" / path.relative_to(self._home)
             make_private_folder(place.parent)
             path.replace(place)
@@ -154,7 +160,7 @@ class Leadership:
         """The broker is open and has its authority: copy its folder, and follow its changes."""
         self._copy.sync(copied_files(self._home, checkpoints=False))
         self._store((), cluster=_cluster_of(self._home))
-        self._threads.spawn("folder-copy", self._follow)
+        self._threads.spawn("folder-copy", self._follow, on_error=_ending(self._end, "copy its folder"))
 
     def journaled(self, write: Callable[..., None]) -> Callable[..., None]:
         """Return a function that writes an event of a run to the journal by ``write``, then stores both in the database."""
@@ -165,7 +171,9 @@ class Leadership:
             files = run_files(self._home / "runs" / run, checkpoints=what == "submitted")
             if what == "over":
                 self._copy.compact(files)
-            self._copy.sync([*files, self._home / "journal.sqlite"])
+            journal = self._home / "journal.sqlite"
+            if (error := self._copy.sync([*files, journal]).get(journal)) is not None:
+                raise error
 
         return stored
 
@@ -179,10 +187,22 @@ class Leadership:
 
     def hand_over(self) -> None:
         """Store the last changes and end the term, so that a standby leads at once."""
-        self.abandon()
+        self._over.set()
+        self._threads.join()
         self.flush()
         self._handed_over = True
         self._store((), ends=True)
+        self._lease.close()
+
+    def give_back(self) -> None:
+        """No broker could be opened: end the term as it began, so that another one leads at once."""
+        self._over.set()
+        self._threads.join()
+        self._handed_over = True
+        with suppress(Superseded, Unreachable):  # the lease is gone anyway, and why no broker was opened matters more
+            self._store((), ends=True)
+        self._lease.close()
+        self._database.close()
 
     def close(self) -> None:
         """The broker has closed: end the term, if there is one."""
@@ -196,12 +216,13 @@ class Leadership:
         """End the threads without a last write, as if the process was killed."""
         self._over.set()
         self._threads.join()
+        self._lease.close()
 
     def _follow(self) -> None:
         """Copy what changes between events of runs: books, logs, the table of links."""
         with suppress(Superseded, Unreachable):  # this process is ending
             while not self._over.wait(_RENEW):
-                with suppress(DataError):  # a book is locked or damaged; the broker that uses the book reports damage
+                with suppress(FileNotFoundError):  # a folder was deleted while it was listed
                     self.flush()
 
     def _renew(self) -> None:
@@ -231,7 +252,7 @@ class Leadership:
         def write() -> None:
             begin = monotonic()
             self._database.write(self._row.term, changes, cluster=cluster, ends=ends)
-            self._renewed = max(self._renewed, begin)
+            self._lease.renew(begin)
 
         try:
             self._patiently(write)
@@ -246,12 +267,16 @@ class Leadership:
             try:
                 call()
             except Unreachable as error:
-                if monotonic() - self._renewed > LEASE:
+                if self._lease.expired:
                     self._end(f"this broker could not renew its lease: {error}")
                     raise
                 self._over.wait(_RETRY)
             else:
                 return
+
+
+def _ending(end: Callable[[str], None], what: str) -> Callable[[BaseException], None]:
+    return lambda error: end(f"this broker could not {what}: {error}")
 
 
 def _own_id(home: Path) -> str:

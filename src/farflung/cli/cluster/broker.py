@@ -5,19 +5,18 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.cluster.broker_records import end_broker, take_lead, wait_for_end
+from farflung.cli.cluster.broker_records import end_broker, given_back, take_lead, wait_for_end
 from farflung.cli.cluster.observation import observed_broker
 from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
-from farflung.errors import InputError
 from farflung.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -89,20 +88,19 @@ def broker(
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)
     named = host(advertise, "--advertise")
-    if standby and records is None:
-        raise InputError("--standby needs --records: the database of the broker that leads")
-    leadership = None if records is None else take_lead(records, place, (listen, named), over, say if standby else None)
-    if over.is_set():
-        return  # the signal came while it stood by
     storage = StorageSettings(
         run=quantity(Bytes, run_limit, "--run-limit"),
         ticket=quantity(Bytes, ticket_limit, "--ticket-limit"),
         mirror=mirror or "",
         quotas=Quotas(queued=queue_limit),
         trackers=tracker_names(trackers),
-        leadership=leadership,
     )
-    served = Broker(place, listen=listen, advertise=named, say=say, judge=judge, storage=storage)
+    leadership = take_lead(records, place, (listen, named), storage.mirror, over, say if standby else None)
+    if over.is_set():
+        return  # the signal came while it stood by
+    storage = replace(storage, leadership=leadership)
+    with given_back(leadership):
+        served = Broker(place, listen=listen, advertise=named, say=say, judge=judge, storage=storage)
     console = _Console(served=served, place=place, folder=folder, validity=validity, secret=no_tickets, leadership=leadership)
     dashboard = None
     observed = ExitStack()

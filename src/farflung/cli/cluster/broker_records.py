@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from farflung.broker.records.backup import BackupSummary
     from farflung.broker.replication.leadership import Leadership
 
-__all__ = ["end_broker", "register", "take_lead", "wait_for_end"]
+__all__ = ["end_broker", "given_back", "register", "take_lead", "wait_for_end"]
 
 #: Seconds between two looks for new standbys.
 _LOOK = 1.0
@@ -70,29 +71,57 @@ def _tell(text: str, place: Path, made: BackupSummary, *, as_json: bool) -> None
 
 
 def take_lead(
-    records: str, home: Path, where: tuple[str, str | None], over: threading.Event, say: Callable[[str], None] | None
+    records: str | None,
+    home: Path,
+    where: tuple[str, str | None],
+    mirror: str,
+    over: threading.Event,
+    say: Callable[[str], None] | None,
 ) -> Leadership | None:
-    """Return the leadership of the broker with the folder ``home``; None if ``over`` is set while it stands by.
+    """Return the leadership of the broker with the folder ``home``.
+
+    None: there are no ``records``, or ``over`` was set while it stood by.
 
     ``where``: the address to listen at, and the host to advertise. ``say`` receives lines of a standby (None: it leads now).
+    ``mirror``: the URL for checkpoints (empty: none). Whatever would prevent the broker from leading is found before it waits.
 
     Raises:
-        InputError, SecurityError, ConnectionLost: as ``Leadership``.
+        InputError, SecurityError, ConnectionLost: as ``Leadership``, or it could not listen or use the mirror.
     """
     from farflung.broker.process import advertised, own_folder
     from farflung.broker.replication.database import RecordsDatabase
     from farflung.broker.replication.leadership import Leadership
+    from farflung.checkpoint import ObjectCheckpoints
+    from farflung.transports.tcp.sockets import open_server
 
+    if records is None:
+        if say is not None:
+            raise InputError("--standby needs --records: the database of the broker that leads")
+        return None
     if where[0].endswith(":0"):
         raise InputError(f"--listen {where[0]}: brokers that share --records need a fixed port, such as 0.0.0.0:7070")
     address = advertised(*where)
+    if mirror:
+        ObjectCheckpoints(mirror)
     with own_folder(home):
-        leadership = Leadership(home, RecordsDatabase(_url(records)), _stop)
+        open_server(where[0]).close()
+        leadership = Leadership(home, RecordsDatabase(_url(records)), _stop, lambda line: typer.echo(f"broker: {line}", err=True))
         if say is None:
             leadership.lead(address)
         elif not leadership.wait(address, over, say):
             return None
     return leadership
+
+
+@contextmanager
+def given_back(leadership: Leadership | None) -> Iterator[None]:
+    """Give the lead back if what is done here fails: another broker may be able to lead."""
+    try:
+        yield
+    except BaseException:
+        if leadership is not None:
+            leadership.give_back()
+        raise
 
 
 def wait_for_end(over: threading.Event, served: Broker, invite: Callable[[], None]) -> None:
