@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,15 +22,17 @@ from farflung.errors import ConnectionLost, InputError
 from farflung.ids import new_id
 from farflung.serving.answers import Answer, error_body
 from farflung.serving.generation import Generation, Piece
-from farflung.serving.openai import ChatRequest, CompletionRequest, Prompt, TextRequest
+from farflung.serving.openai import ChatRequest, CompletionRequest, TextRequest
 from farflung.serving.scheduler import TokenSequence
 from farflung.serving.service import Service
 from farflung.serving.tokenizers import ServedTokenizer
 
 __all__ = ["ServedApi", "make_app"]
 
-#: Bytes of a request's body.
-_LARGEST = 16 << 20
+#: Bytes of a request's body: for each token of the context, and besides.
+_TOKEN_BYTES, _OTHER_BYTES = 64, 1 << 20
+#: Answers to one request: its prompts, times ``n``.
+_MOST_ANSWERS = 128
 
 Body = TypeVar("Body", bound=TextRequest)
 
@@ -113,6 +115,7 @@ class _Routes:
     def __init__(self, api: ServedApi) -> None:
         self._api = api
         self._created = int(wall_time())
+        self._encoding = asyncio.Lock()
 
     async def health(self, _: Request) -> Response:
         """Whether workers serve now."""
@@ -133,16 +136,19 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
         body = await self._read(request, CompletionRequest)
-        tokens = [self._encoded(prompt) for prompt in body.prompts]
+        prompts = body.prompts
+        if not 0 < len(prompts) * body.n <= _MOST_ANSWERS:
+            asked = f"{len(prompts)} prompts times n = {body.n}"
+            raise _Refused(400, error_body(f"{asked} are {len(prompts) * body.n} answers: ask for 1 to {_MOST_ANSWERS} at once"))
+        tokens = [
+            prompt if isinstance(prompt, list) else await self._encoded(self._api.tokenizer.encode, prompt) for prompt in prompts
+        ]
         return await self._answer(request, body, tokens, body.max_tokens)
 
     async def chats(self, request: Request) -> Response:
         """Answer a chat."""
         body = await self._read(request, ChatRequest)
-        try:
-            tokens = self._api.tokenizer.encode_chat([message.plain for message in body.messages])
-        except InputError as error:
-            raise _Refused(400, error_body(str(error))) from None
+        tokens = await self._encoded(self._api.tokenizer.encode_chat, [message.plain for message in body.messages])
         return await self._answer(request, body, [tokens], body.most)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -167,11 +173,11 @@ class _Routes:
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         """The checked body of a request."""
         self._check_key(request)
-        raw = bytearray()
+        raw, largest = bytearray(), _TOKEN_BYTES * self._api.context + _OTHER_BYTES
         async for block in request.stream():
             raw += block
-            if len(raw) > _LARGEST:
-                raise _Refused(413, error_body(f"the body has more than {_LARGEST} bytes: send a shorter prompt"))
+            if len(raw) > largest:
+                raise _Refused(413, error_body(f"the body has more than {largest} bytes: send a shorter prompt"))
         try:
             body = kind.model_validate(json.loads(raw.decode("utf-8")))
             body.check()
@@ -188,9 +194,11 @@ class _Routes:
         self._check_model(body.model)
         return body
 
-    def _encoded(self, prompt: Prompt) -> list[int]:
+    async def _encoded(self, encode: Callable[[Any], list[int]], given: object) -> list[int]:
+        """What ``encode`` of the tokenizer gives, in a thread: other requests go on meanwhile."""
         try:
-            return self._api.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            async with self._encoding:  # a tokenizer need not be safe to use in two threads
+                return await asyncio.to_thread(encode, given)
         except InputError as error:
             raise _Refused(400, error_body(str(error))) from None
 
