@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from farflung.errors import ConnectionLost
+from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback
 from tests.support.served_models import ServedHere, events, greedy, save_served, serving
 from tests.support.worker_deaths import vanish
@@ -135,7 +136,10 @@ def test_a_lost_link_from_the_server_to_a_stage_costs_no_request(two: Loopback, 
             for number, line in enumerate(line for line in answer.iter_lines() if line.startswith("data: {")):
                 found += events(line + "\n\ndata: [DONE]\n\n")[0]["choices"][0]["token_ids"]
                 if number == 20:
-                    link = two.workers["a"].endpoint.link_to("server", incoming=False)
-                    link.fail(ConnectionLost("lost server: a cable was cut"))
+                    worker = two.workers["a"]
+                    assert isinstance(worker.part, TrainingRun)
+                    assert worker.part.executor is not None
+                    link = worker.endpoint.link_to(worker.part.executor.setup.submitter, incoming=False)
+                    link.fail(ConnectionLost("lost the server: a cable was cut"))
         assert found == greedy(model, prompt, 60)
         assert any("a cable was cut" in line for line in served.said), "a new attempt sends all tokens again"
