@@ -81,7 +81,7 @@ lint: env
 	$(BIN)/lint-imports
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --hypothesis-profile=gate
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile=gate
 
 format: env
 	$(BIN)/ruff check --fix .

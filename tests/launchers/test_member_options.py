@@ -12,7 +12,7 @@ from farflung.job.section import Section
 from farflung.launchers.member_options import BrokerOptions, JoinOptions
 
 #: What a provider decides, or what makes no sense for a process that it starts.
-NOT_KEYS = {"broker": {"home", "valid", "service", "user", "no-tickets"}, "join": {"name", "service", "user"}}
+NOT_KEYS = {"broker": {"home", "valid", "service", "user", "no-tickets", "standby"}, "join": {"name", "service", "user"}}
 
 
 @pytest.mark.parametrize(("command", "keys"), [("broker", BrokerOptions), ("join", JoinOptions)])

@@ -94,6 +94,8 @@ class BrokerOptions(Section):
     web: str | None = None
     #: Start no dashboard.
     no_web: bool = False
+    #: Share all records with other brokers: `@FILE` with the URL of a database, or the URL.
+    records: str | None = None
     #: Copy checkpoints to an object store.
     mirror: str | None = None
     #: Serve metrics for Prometheus at this address (`HOST:PORT`).
@@ -115,6 +117,8 @@ class JoinOptions(Section):
     engine: str | None = None
     #: `auto`, `cpu`, `cuda`, `cuda:N`, `mps` or `xpu`. `{slot}` is the number of the worker on its machine, from 0.
     device: str | None = None
+    #: Devices that join as one worker: `all`, or names separated by commas.
+    devices: str | None = None
     #: Memory for training.
     memory: _Size | None = None
     #: Peak speed of the device by its datasheet.

@@ -176,6 +176,7 @@ def test_every_command_is_run_somewhere() -> None:
             '"doctor"',
             '"up"',
             '"--engine"',
+            "parse_devices(",
             '"required"',
             "run_trial",
             '"generate"',

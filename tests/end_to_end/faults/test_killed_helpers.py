@@ -25,7 +25,7 @@ def until(frames: Iterator[Frame], told: Callable[[], bool]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("delayed", [False, True], ids=["exact", "delayed"])
+@pytest.mark.parametrize("delayed", [pytest.param(False, id="exact"), pytest.param(True, id="delayed", marks=pytest.mark.slow)])
 def test_helpers_may_be_killed(tmp_path: Path, *, delayed: bool) -> None:
     """With a delayed update, too, where the next step's parameters are on their way to them."""
     text_folder(tmp_path)

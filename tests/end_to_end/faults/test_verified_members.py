@@ -89,7 +89,7 @@ def wide_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("wide_windows")
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_forger_is_named_and_the_weights_are_those_of_an_honest_run(place: Path, index: int) -> None:
     liar = "abc"[index]
     with Loopback(place, 4, folder=f"broker-{index}") as cluster:

@@ -62,12 +62,13 @@ def test_interleaving_gives_each_worker_several_stages(three: Loopback) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"plan": {"replicas": 3}},
-        {"plan": {"replicas": 3}, "sync": {"strategy": "dreamddp", "settings": {"sync_every": 2}}},
-        {"plan": {"recompute": "always"}},
-        {"precision": "bf16"},
+        pytest.param({"plan": {"replicas": 3}}, id="replicas", marks=pytest.mark.slow),
+        pytest.param(
+            {"plan": {"replicas": 3}, "sync": {"strategy": "dreamddp", "settings": {"sync_every": 2}}}, id="a sync strategy"
+        ),
+        pytest.param({"plan": {"recompute": "always"}}, id="recomputation"),
+        pytest.param({"precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
     ],
-    ids=["replicas", "a sync strategy", "recomputation", "bf16"],
 )
 def test_beside_other_settings(three: Loopback, schedule: str, changes: dict[str, Any]) -> None:
     plain, other = (ran(three, name, **changes) for name in ("1f1b", schedule))

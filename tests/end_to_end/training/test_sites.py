@@ -34,8 +34,13 @@ def alone(home: Path, **changes: Any) -> Finished:
 
 @pytest.mark.parametrize(
     ("names", "changes"),
-    [("a", {}), ("ab", {}), ("ab", {"plan": {"replicas": 2}}), ("aB", {}), ("Ab", {"plan": {"schedule": "zb-h1"}})],
-    ids=["site", "pipeline", "replicas", "site and worker", "split backward"],
+    [
+        pytest.param("a", {}, id="site", marks=pytest.mark.slow),
+        pytest.param("ab", {}, id="pipeline"),
+        pytest.param("ab", {"plan": {"replicas": 2}}, id="replicas", marks=pytest.mark.slow),
+        pytest.param("aB", {}, id="site and worker"),
+        pytest.param("Ab", {"plan": {"schedule": "zb-h1"}}, id="split backward", marks=pytest.mark.slow),
+    ],
 )
 def test_the_weights_are_those_of_one_process(tmp_path: Path, names: str, changes: dict[str, Any]) -> None:
     with sites(tmp_path, names) as cluster:
@@ -60,7 +65,7 @@ def test_sums_in_any_order_differ_by_rounding(tmp_path: Path) -> None:
     assert all(np.allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-6) for name in theirs)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_death_of_a_rank_costs_time_only(tmp_path: Path, rank: int) -> None:
     killed: list[int] = []
     with sites(tmp_path, "ab") as cluster:

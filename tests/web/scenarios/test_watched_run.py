@@ -122,7 +122,7 @@ def test_every_page_is_clean_and_accessible(cluster: Cluster, state: Any, browse
             assert_clean(visitor, cluster)
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_axe_finds_nothing_serious(cluster: Cluster, state: Any, browser: Any, dark: bool) -> None:
     script = axe_script()
     for path in ("/cluster", "/runs", f"/run/{cluster.run}", f"/compare/{cluster.run}"):

@@ -149,7 +149,7 @@ def test_pages_are_clean(dashboard: Dashboard, state: Any, browser: Any, path: s
         assert visitor.hosts == {dashboard.address}
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_axe_finds_nothing_serious(dashboard: Dashboard, state: Any, browser: Any, dark: bool) -> None:
     script = axe_script()
     for path in ("/what-if", "/ledger"):
