@@ -202,28 +202,27 @@ def _url(server: subprocess.Popen[bytes], log: Path) -> str:
     return found[1]
 
 
-def _ask(http: httpx.Client, prompt: list[int], count: int) -> tuple[list[int], float, float]:
-    """The tokens of a greedy answer, and when the first and the last one came (seconds)."""
+def _ask(http: httpx.Client, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    """The tokens of a greedy answer, and when each piece of it came (seconds)."""
     body = {"model": "model", "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True, "return_token_ids": True}
     tokens: list[int] = []
-    first = last = 0.0
+    times: list[float] = []
     with http.stream("POST", "/completions", json=body) as answer:
         for line in answer.iter_lines():
             if line.startswith('data: {"error"') or answer.status_code != 200:
                 raise TrainingError(f"a request failed: {line[:500]}")
             if line.startswith("data: {"):
-                last = monotonic()
-                first = first or last
+                times.append(monotonic())
                 tokens += [int(one) for one in re.findall(r"\d+", line.partition('"token_ids": [')[2].partition("]")[0])]
-    return tokens, first, last
+    return tokens, times
 
 
 def _rate(http: httpx.Client, prompts: Sequence[list[int]], settings: ServingSettings) -> float:
-    """Tokens per second of answers to ``prompts`` at the same time, after the first token of each."""
+    """Tokens per second of answers to ``prompts`` at the same time, from when each has its first token."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         found = list(pool.map(lambda prompt: _ask(http, prompt, settings.tokens + 1), prompts))
-    began, ended = min(first for _, first, _ in found), max(last for _, _, last in found)
-    return settings.tokens * len(prompts) / (ended - began)
+    began, ended = max(times[0] for _, times in found), max(times[-1] for _, times in found)
+    return sum(time > began for _, times in found for time in times) / (ended - began)
 
 
 def _equal(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> int:

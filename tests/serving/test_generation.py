@@ -67,3 +67,7 @@ def test_an_end_token_ends_the_text_and_is_no_part_of_it() -> None:
     found = pieces(b"hi\x00there", stops=["i!"], ends=[0])
     assert [(piece.text, piece.cause) for piece in found] == [("h", None), ("", None), ("i", "stop")]
     assert found[-1].token is None
+
+
+def test_an_end_token_shows_the_text_that_waited_for_more_bytes() -> None:
+    assert [piece.text for piece in pieces(b"a\xe2\x82\x00", ends=[0])] == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]

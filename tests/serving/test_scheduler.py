@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farflung.serving.model import ServingOptions
 from farflung.serving.scheduler import Batch, Draws, Scheduler, Settings, TokenSequence
 
 
@@ -83,6 +84,38 @@ def test_only_so_many_batches_are_under_way() -> None:
     assert made.next_batch() is not None
 
 
+def test_batches_that_wait_for_each_other_become_one() -> None:
+    """One stage computes a batch in a second. Two batches under way take two seconds each, in turn."""
+    made = scheduler(1, 2, 4, slots=4, under_way=2)
+    made.add(sequence(1))
+    alone = made.next_batch(0.0)
+    assert alone is not None
+    made.take(alone.number, [7], 1.0)
+    first = made.next_batch(1.0)
+    made.add(sequence(1, first=200))
+    second = made.next_batch(1.0)
+    assert first is not None
+    assert second is not None
+    made.take(first.number, [8], 2.0)
+    third = made.next_batch(2.0)
+    assert third is not None, "a batch that took no longer than the fastest is followed at once"
+    made.take(second.number, [9], 3.0)
+    assert made.next_batch(3.0) is None, "this one waited in the stage"
+    made.take(third.number, [10], 4.0)
+    merged = made.next_batch(4.0)
+    assert merged is not None
+    assert (merged.tokens, merged.rows) == ((10, 9), 2)
+    assert made.next_batch(4.0) is None
+
+
+@pytest.mark.parametrize(
+    ("slots", "chunk", "sizes"),
+    [(8, 64, (1, 2, 4, 8, 64)), (6, 64, (1, 2, 4, 6, 64)), (3, 2, (1, 2)), (1, 1, (1,)), (8, 8, (1, 2, 4, 8))],
+)
+def test_rows_are_at_most_twice_as_long_as_the_next_tokens_need(slots: int, chunk: int, sizes: tuple[int, ...]) -> None:
+    assert ServingOptions(slots=slots, chunk=chunk).sizes == sizes
+
+
 def test_after_a_restart_all_tokens_are_sent_again() -> None:
     made, one = scheduler(1, 8), sequence(3)
     made.add(one)
@@ -104,9 +137,10 @@ def test_after_a_restart_all_tokens_are_sent_again() -> None:
     chunk=st.integers(1, 9),
     under_way=st.integers(1, 4),
     losses=st.sets(st.integers(0, 60), max_size=3),
+    delays=st.lists(st.sampled_from((1.0, 3.0)), min_size=1, max_size=20),
 )
 def test_every_request_sends_each_token_once_and_in_order(
-    lengths: list[int], slots: int, chunk: int, under_way: int, losses: set[int]
+    lengths: list[int], slots: int, chunk: int, under_way: int, losses: set[int], delays: list[float]
 ) -> None:
     """A model whose caches hold what was sent: it never sees a gap, and every request ends."""
     made = scheduler(*sorted({1, min(slots, chunk), chunk}), slots=slots, under_way=under_way)
@@ -115,11 +149,12 @@ def test_every_request_sends_each_token_once_and_in_order(
         made.add(one)
     caches: dict[int, list[int]] = {}
     queue: list[Batch] = []
+    now = 0.0
     for turn in range(2000):
         if turn in losses:
             made.restart(under_way)
             caches, queue = {}, []
-        while (batch := made.next_batch()) is not None:
+        while (batch := made.next_batch(now)) is not None:
             assert len(batch.tokens) <= batch.rows <= chunk
             assert len(batch.draws) <= min(batch.rows, slots)
             queue.append(batch)
@@ -132,7 +167,8 @@ def test_every_request_sends_each_token_once_and_in_order(
             caches[slot] = [*cache[:position], token]
         for place, one in batch.draws:
             assert caches[one.slot] == one.tokens, f"the cache of the one that draws at {place} is its prefix"
-        for one, _ in made.take(batch.number, [5000 + one.drawn for _, one in batch.draws]):
+        now += delays[turn % len(delays)]
+        for one, _ in made.take(batch.number, [5000 + one.drawn for _, one in batch.draws], now):
             if one.drawn == one.most:
                 made.remove(one)
     assert [one.drawn for one in requests] == [3] * len(requests)

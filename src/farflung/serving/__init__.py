@@ -3,6 +3,7 @@
 - ``model``: ``ModelSource``: a run's checkpoint or a model's folder, as a bundle for the broker, with its tokenizer.
 - ``tokenizers``: text and chats as tokens, and back.
 - ``openai``: the bodies of requests, checked, and of answers.
+- ``access``: who may use the API.
 - ``app``: ``make_app``: the HTTP API.
 - ``generation``: ``Generation``: one continuation of a prompt, with its text, stops and cause of the end.
 - ``scheduler``: ``Scheduler``: which tokens of which requests go into the next batch; a pure state machine.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from farflung.messages.serving import TokenItem
 from farflung.serving.generation import Piece
 
 __all__ = ["Answer", "error_body"]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def error_body(message: str, *, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
@@ -31,6 +34,8 @@ class Answer:
     shows: bool
     numbers: bool
     spell: Callable[[int], str]
+    #: By choice: how many characters its tokens have so far.
+    _ends: dict[int, int] = field(default_factory=dict)
 
     def whole(self, choices: Sequence[Sequence[Piece]], prompt_tokens: int) -> dict[str, Any]:
         """All choices, each with all of its pieces."""
@@ -66,26 +71,39 @@ class Answer:
     def _choice(self, index: int, content: Mapping[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
         cause = next((piece.cause for piece in pieces if piece.cause is not None), None)
         drawn = [piece.token for piece in pieces if piece.token is not None]
-        shown = None if not self.shows or not drawn else self._lists(drawn) if self.kind == "completion" else self._items(drawn)
+        shown = (
+            None
+            if not self.shows or not drawn
+            else self._lists(index, drawn)
+            if self.kind == "completion"
+            else self._items(drawn)
+        )
         numbers = {"token_ids": [one.token for one in drawn]} if self.numbers else {}
         return {"index": index, **content, **numbers, "logprobs": shown, "finish_reason": cause}
 
-    def _lists(self, drawn: Sequence[TokenItem]) -> dict[str, Any]:
+    def _lists(self, index: int, drawn: Sequence[TokenItem]) -> dict[str, Any]:
         tokens = [self.spell(one.token) for one in drawn]
-        ends = [0]
-        for token in tokens[:-1]:
-            ends.append(ends[-1] + len(token))
+        *begins, self._ends[index] = accumulate(map(len, tokens), initial=self._ends.get(index, 0))
         return {
             "tokens": tokens,
             "token_logprobs": [one.logprob for one in drawn],
-            "top_logprobs": [{self.spell(token): chance for token, chance in one.likely} for one in drawn],
-            "text_offset": ends,
+            "top_logprobs": [self._likely(one) for one in drawn],
+            "text_offset": begins,
         }
+
+    def _likely(self, drawn: TokenItem) -> dict[str, float]:
+        """By text. Of several tokens with one text, the likeliest has it as its key, and the others have their numbers."""
+        found: dict[str, float] = {}
+        for token, chance in drawn.likely:
+            text = self.spell(token)
+            found[f"token_id:{token}" if text in found else text] = chance
+        return found
 
     def _items(self, drawn: Sequence[TokenItem]) -> dict[str, Any]:
         def item(token: int, chance: float) -> dict[str, Any]:
             text = self.spell(token)
-            return {"token": text, "logprob": chance, "bytes": list(text.encode())}
+            whole = _REPLACEMENT not in text  # else the token may be a part of a character
+            return {"token": text, "logprob": chance, "bytes": list(text.encode()) if whole else None}
 
         found = [
             {**item(one.token, one.logprob), "top_logprobs": [item(token, chance) for token, chance in one.likely]}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,17 +19,20 @@ from starlette.routing import Route
 from farflung.clock import wall_time
 from farflung.errors import ConnectionLost, InputError
 from farflung.ids import new_id
+from farflung.serving.access import Refused, check_access
 from farflung.serving.answers import Answer, error_body
 from farflung.serving.generation import Generation, Piece
-from farflung.serving.openai import ChatRequest, CompletionRequest, Prompt, TextRequest
+from farflung.serving.openai import ChatRequest, CompletionRequest, TextRequest
 from farflung.serving.scheduler import TokenSequence
 from farflung.serving.service import Service
 from farflung.serving.tokenizers import ServedTokenizer
 
 __all__ = ["ServedApi", "make_app"]
 
-#: Bytes of a request's body.
-_LARGEST = 16 << 20
+#: Bytes of a request's body: for each token of the context, and besides.
+_TOKEN_BYTES, _OTHER_BYTES = 64, 1 << 20
+#: Answers to one request: its prompts, times ``n``.
+_MOST_ANSWERS = 128
 
 Body = TypeVar("Body", bound=TextRequest)
 
@@ -50,14 +52,6 @@ class ServedApi:
     key: str = ""
 
 
-class _Refused(Exception):
-    """The request gets an error as its answer."""
-
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
-        super().__init__(status)
-        self.status, self.body = status, body
-
-
 def make_app(api: ServedApi) -> Starlette:
     """The API as an ASGI application."""
     routes = _Routes(api)
@@ -69,12 +63,12 @@ def make_app(api: ServedApi) -> Starlette:
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chats, methods=["POST"]),
         ],
-        exception_handlers={_Refused: _refusal, HTTPException: _not_served},
+        exception_handlers={Refused: _refusal, HTTPException: _not_served},
     )
 
 
 async def _refusal(_: Request, error: Exception) -> Response:
-    assert isinstance(error, _Refused)
+    assert isinstance(error, Refused)
     return JSONResponse(error.body, status_code=error.status)
 
 
@@ -113,6 +107,7 @@ class _Routes:
     def __init__(self, api: ServedApi) -> None:
         self._api = api
         self._created = int(wall_time())
+        self._encoding = asyncio.Lock()
 
     async def health(self, _: Request) -> Response:
         """Whether workers serve now."""
@@ -121,28 +116,31 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         """The one model."""
-        self._check_key(request)
+        check_access(request, self._api.key)
         return JSONResponse({"object": "list", "data": [self._described()]})
 
     async def one_model(self, request: Request) -> Response:
         """The model, by name."""
-        self._check_key(request)
+        check_access(request, self._api.key)
         self._check_model(request.path_params["name"])
         return JSONResponse(self._described())
 
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
         body = await self._read(request, CompletionRequest)
-        tokens = [self._encoded(prompt) for prompt in body.prompts]
+        prompts = body.prompts
+        if not 0 < len(prompts) * body.n <= _MOST_ANSWERS:
+            asked = f"{len(prompts)} prompts times n = {body.n}"
+            raise Refused(400, error_body(f"{asked} are {len(prompts) * body.n} answers: ask for 1 to {_MOST_ANSWERS} at once"))
+        tokens = [
+            prompt if isinstance(prompt, list) else await self._encoded(self._api.tokenizer.encode, prompt) for prompt in prompts
+        ]
         return await self._answer(request, body, tokens, body.max_tokens)
 
     async def chats(self, request: Request) -> Response:
         """Answer a chat."""
         body = await self._read(request, ChatRequest)
-        try:
-            tokens = self._api.tokenizer.encode_chat([message.plain for message in body.messages])
-        except InputError as error:
-            raise _Refused(400, error_body(str(error))) from None
+        tokens = await self._encoded(self._api.tokenizer.encode_chat, [message.plain for message in body.messages])
         return await self._answer(request, body, [tokens], body.most)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -153,60 +151,59 @@ class _Routes:
             "id": api.model, "object": "model", "created": self._created, "owned_by": "farflung", "max_model_len": api.context
         }  # fmt: skip
 
-    def _check_key(self, request: Request) -> None:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if self._api.key and not (kind.lower() == "bearer" and hmac.compare_digest(given.encode(), self._api.key.encode())):
-            text = "the key is missing or wrong: send the server's key as a bearer token (Authorization: Bearer KEY)"
-            raise _Refused(401, error_body(text, code="invalid_api_key"))
-
     def _check_model(self, name: str) -> None:
         if name != self._api.model:
             text = f"unknown model {name!r:.100}: this server has {self._api.model!r}"
-            raise _Refused(404, error_body(text, code="model_not_found"))
+            raise Refused(404, error_body(text, code="model_not_found"))
 
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         """The checked body of a request."""
-        self._check_key(request)
-        raw = bytearray()
+        check_access(request, self._api.key)
+        given = request.headers.get("content-type", "")
+        if given.partition(";")[0].strip().lower() != "application/json":
+            raise Refused(415, error_body(f"the body has Content-Type {given!r:.60}: send an object with application/json"))
+        raw, largest = bytearray(), _TOKEN_BYTES * self._api.context + _OTHER_BYTES
         async for block in request.stream():
             raw += block
-            if len(raw) > _LARGEST:
-                raise _Refused(413, error_body(f"the body has more than {_LARGEST} bytes: send a shorter prompt"))
+            if len(raw) > largest:
+                raise Refused(413, error_body(f"the body has more than {largest} bytes: send a shorter prompt"))
         try:
             body = kind.model_validate(json.loads(raw.decode("utf-8")))
             body.check()
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the body"
-            raise _Refused(400, error_body(f"{where}: {first['msg']}; see the documentation of the OpenAI API")) from None
+            raise Refused(400, error_body(f"{where}: {first['msg']}; see the documentation of the OpenAI API")) from None
         except InputError as error:
-            raise _Refused(400, error_body(str(error))) from None
+            raise Refused(400, error_body(str(error))) from None
         except (ValueError, RecursionError) as error:
-            raise _Refused(
+            raise Refused(
                 400, error_body(f"the body is not JSON: {error}; send an object with Content-Type: application/json")
             ) from None
         self._check_model(body.model)
         return body
 
-    def _encoded(self, prompt: Prompt) -> list[int]:
+    async def _encoded(self, encode: Callable[[Any], list[int]], given: object) -> list[int]:
+        """What ``encode`` of the tokenizer gives, in a thread: other requests go on meanwhile."""
         try:
-            return self._api.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            async with self._encoding:  # a tokenizer need not be safe to use in two threads
+                return await asyncio.to_thread(encode, given)
         except InputError as error:
-            raise _Refused(400, error_body(str(error))) from None
+            raise Refused(400, error_body(str(error))) from None
 
     def _room(self, tokens: Sequence[int], most: int | None) -> int:
         """How many tokens may follow ``tokens``."""
         api, context = self._api, self._api.context
         if not tokens:
-            raise _Refused(400, error_body("the prompt is empty: send at least one token"))
+            raise Refused(400, error_body("the prompt is empty: send at least one token"))
         if (strange := next((token for token in tokens if not 0 <= token < api.vocabulary), None)) is not None:
-            raise _Refused(
+            raise Refused(
                 400, error_body(f"the prompt holds token {strange}: the model knows those from 0 to {api.vocabulary - 1}")
             )
         if len(tokens) + (most or 1) > context:
             asked = f"{len(tokens)} tokens of the prompt and {most or 1} of the answer"
             text = f"{asked} are more than the {context} of this server: shorten the prompt, or lower max_tokens"
-            raise _Refused(400, error_body(text, code="context_length_exceeded"))
+            raise Refused(400, error_body(text, code="context_length_exceeded"))
         return most or context - len(tokens)
 
     # -- answers ------------------------------------------------------------------------------------------------------
@@ -231,9 +228,9 @@ class _Routes:
         try:
             api.service.add(choices.generations)
         except InputError as error:
-            raise _Refused(429, error_body(str(error), kind="rate_limit_error")) from None
+            raise Refused(429, error_body(str(error), kind="rate_limit_error")) from None
         except ConnectionLost as error:
-            raise _Refused(503, error_body(str(error), kind="server_error")) from None
+            raise Refused(503, error_body(str(error), kind="server_error")) from None
         chat = isinstance(body, ChatRequest)
         answer = Answer(
             kind="chat" if chat else "completion",

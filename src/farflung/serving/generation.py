@@ -44,25 +44,21 @@ class Generation:
 
     def take(self, drawn: TokenItem) -> bool:
         """Take the newest token of the sequence; return whether the continuation has ended."""
-        sequence = self.sequence
-        if drawn.token in self.ends:
-            self.listen(Piece(text=self._held, cause="stop"))
-            return True
-        last = sequence.drawn >= sequence.most
-        self._held += self._news(last=last)
+        sequence, ends = self.sequence, drawn.token in self.ends
+        last = ends or sequence.drawn >= sequence.most
+        self._held += self._news(sequence.tokens[sequence.prompt : -1 if ends else None], last=last)
         stop = min((at for one in self.stops if (at := self._held.find(one)) >= 0), default=-1)
-        cause: Cause | None = "stop" if stop >= 0 else "length" if last else None
+        cause: Cause | None = "stop" if ends or stop >= 0 else "length" if last else None
         certain = stop if stop >= 0 else len(self._held) - (0 if last else _open_stop(self._held, self.stops))
         text, self._held = self._held[:certain], self._held[certain:]
-        self.listen(Piece(text=text, token=drawn, cause=cause))
+        self.listen(Piece(text=text, token=None if ends else drawn, cause=cause))
         return cause is not None
 
-    def _news(self, *, last: bool) -> str:
-        """The text that the newest tokens add. A character whose bytes are incomplete waits for the next token.
+    def _news(self, drawn: Sequence[int], *, last: bool) -> str:
+        """The text that the newest of the ``drawn`` tokens add. A character whose bytes are incomplete waits for the next token.
 
         A token's text can depend on the tokens before it, so it is what decoding some of them together adds.
         """
-        drawn = self.sequence.tokens[self.sequence.prompt :]
         known = self.tokenizer.decode(drawn[self._first : self._read])
         text = self.tokenizer.decode(drawn[self._first :])
         if len(text) <= len(known) or (text.endswith(_REPLACEMENT) and not last):

@@ -66,8 +66,9 @@ class ServingOptions:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens in the rows of the graphs, ascending."""
-        return tuple(sorted({1, min(self.slots, self.chunk), self.chunk}))
+        """Tokens in the rows of the graphs, ascending: powers of two for the next tokens of answers, then for prompts."""
+        most = min(self.slots, self.chunk)
+        return tuple(sorted({*(2**power for power in range(most.bit_length())), most, self.chunk}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
 }
 _MOST_CHOICES = 64
+#: Seeds are smaller: messages between machines carry no larger ones.
+_SEEDS = 2**53
 
 Prompt = str | list[int]
 
@@ -53,7 +55,7 @@ class TextRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0.0, le=100.0, strict=False)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 1.0
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
-    seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=_SEEDS)] | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several), Field(max_length=16)] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -76,7 +78,11 @@ class TextRequest(BaseModel):
         """How the tokens of one of the ``n`` choices are drawn. Without a seed, each request draws others."""
         seed = secrets.randbits(48) if self.seed is None else self.seed
         return Draws(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed + choice, logprobs=self.shown or 0
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=(seed + choice) % _SEEDS,
+            logprobs=self.shown or 0,
         )
 
     def check(self) -> None:

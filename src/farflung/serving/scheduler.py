@@ -3,7 +3,8 @@
 A request has a slot of the key-value caches. Its tokens are sent in order: the prompt in chunks, then each drawn token. A batch
 takes one token of every request that has just drawn one, and fills the rest of its row with chunks of prompts. So a long prompt
 delays other requests by one chunk at a time. Several batches are under way at once, because a stage that waits for its next batch
-would stand idle. After the loss of a worker, ``restart`` sends all prefixes again.
+would stand idle. If batches wait for each other in the stages, two of them become one. After the loss of a worker, ``restart``
+sends all prefixes again.
 
 The policy is that of Sarathi-Serve (Agrawal et al., 2024) without its time budget: https://arxiv.org/abs/2403.02310.
 """
@@ -13,8 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 __all__ = ["Batch", "Draws", "Scheduler", "Settings", "TokenSequence"]
+
+#: A batch waits for others in the stages if it is under way for so many times as long as the fastest one.
+_SLOW = 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +104,10 @@ class Scheduler:
         #: Those with a slot, in the order in which they got it.
         self._active: list[TokenSequence] = []
         self._free = list(range(settings.slots))
-        self._under_way: dict[int, Batch] = {}
+        #: By number: a batch, and when it was made.
+        self._under_way: dict[int, tuple[Batch, float]] = {}
+        #: The shortest time of a batch without prompts, and whether nothing is sent until one more batch is back.
+        self._shortest, self._holds = inf, False
         self._next, self._most = 0, 1
 
     @property
@@ -136,14 +144,17 @@ class Scheduler:
         """
         self._most = under_way
         self._under_way.clear()
-        self._next = 0
+        self._next, self._shortest, self._holds = 0, inf, False
         for sequence in self._active:
             sequence.sent, sequence.drawing = 0, False
 
-    def next_batch(self) -> Batch | None:
-        """Return the next batch (``None``: as many as allowed are under way, or no request has a token to send)."""
+    def next_batch(self, now: float = 0.0) -> Batch | None:
+        """Return the next batch (``None``: as many as allowed are under way, or no request has a token to send).
+
+        ``now``: seconds of a clock, also in ``take``.
+        """
         settings = self._settings
-        if len(self._under_way) >= self._most:
+        if len(self._under_way) >= self._most or self._holds:
             return None
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
@@ -165,19 +176,20 @@ class Scheduler:
             draws=tuple(row.draws),
         )
         self._next += 1
-        self._under_way[batch.number] = batch
+        self._under_way[batch.number] = batch, now
         return batch
 
-    def take(self, number: int, tokens: Sequence[int]) -> list[tuple[TokenSequence, int]]:
+    def take(self, number: int, tokens: Sequence[int], now: float = 0.0) -> list[tuple[TokenSequence, int]]:
         """Batch ``number`` has drawn ``tokens``: return the requests that go on, each with the index of its token.
 
         Raises:
             ValueError: no such batch is under way, or it has other draws.
         """
-        batch = self._under_way.get(number)
+        batch, made = self._under_way.get(number, (None, 0.0))
         if batch is None or len(tokens) != len(batch.draws):
             raise ValueError(f"{len(tokens)} tokens for batch {number}, which is not under way with as many draws")
         del self._under_way[number]
+        self._holds = self._waits(batch, now - made)
         found = []
         for index, ((_, sequence), token) in enumerate(zip(batch.draws, tokens, strict=True)):
             if sequence in self._active:
@@ -185,3 +197,13 @@ class Scheduler:
                 sequence.tokens.append(token)
                 found.append((sequence, index))
         return found
+
+    def _waits(self, batch: Batch, seconds: float) -> bool:
+        """Whether the requests of ``batch``, which is back after ``seconds``, wait for those of the next batch that comes back.
+
+        Batches that wait for each other in the stages would do so for ever. So two merge if there are more batches than stages.
+        """
+        if len(batch.draws) < len(batch.tokens):
+            return False  # chunks of prompts take longer anyway
+        self._shortest = min(self._shortest, seconds)
+        return seconds > _SLOW * self._shortest and len(self._under_way) >= max(self._most - 1, 1)

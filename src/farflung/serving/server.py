@@ -75,6 +75,8 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
             server.should_exit = True
 
         service.on_end = end
+        if service.ended is not None:  # before ``on_end`` was set
+            end()
         host, port = listening.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         say(f"serving {model.name} at http://{name}:{port}/v1 (Ctrl-C ends it)")

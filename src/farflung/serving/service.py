@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from farflung.client.connection import Client
 from farflung.client.planned_run import PlannedRun
+from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
 from farflung.messages.data import PeerHello
 from farflung.messages.schema import Channel
@@ -228,7 +229,7 @@ class Service:
     def _has_batch(self) -> bool:
         """Make the next batch (under the lock)."""
         if self._attempt is not None and self._made is None:
-            self._made = self._scheduler.next_batch()
+            self._made = self._scheduler.next_batch(monotonic())
         return self._attempt is not None and self._made is not None
 
     def _receive(self, peer: str, frame: Frame) -> None:
@@ -243,7 +244,8 @@ class Service:
                 or peer not in attempt.devices
             ):
                 return  # of an earlier attempt, or from somebody who has no part in this one
-            for sequence, index in self._scheduler.take(message.number, [item.token for item in message.drawn]):
+            drawn = [item.token for item in message.drawn]
+            for sequence, index in self._scheduler.take(message.number, drawn, monotonic()):
                 generation = self._generations.get(sequence)
                 if generation is None or generation.take(message.drawn[index]):
                     self._generations.pop(sequence, None)

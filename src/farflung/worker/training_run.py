@@ -406,7 +406,8 @@ class _PeerMessages:
         server = self.executor.server
         if server is not None:
             server.went(peer, str(error))  # if it helps
-        if self._needs(peer):
+        feeds = peer == self._submitter and self.executor.serving is not None  # a batch may be lost: all must come again
+        if feeds or self._needs(peer):
             self._abort(error)
 
 

@@ -82,5 +82,9 @@ def test_shapes_that_a_kernel_would_trust_are_refused() -> None:
             cached_attention(query, key, value, cache, *places, 1.0, 0)
     with pytest.raises(ValueError, match="do not fit each other"):
         cached_attention(query, key, value, good, places[0].int(), places[1], 1.0, 0)
+    for shape in ((1, 0), (2, 2)):  # no heads, and two texts: kernels divide by the number of heads
+        few, caches = torch.zeros(*shape, 3, DIMS), torch.zeros(2, 2, shape[1], CONTEXT, DIMS)
+        with pytest.raises(ValueError, match="do not fit each other"):
+            cached_attention(query.to("meta"), *(one.to("meta") for one in (few, few, caches, *places)), 1.0, 0)
     meta = [one.to("meta") for one in (query, key, value, good, *places)]
     assert cached_attention(*meta, 1.0, 0).shape == query.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("completions", b"{'model'", 400, "the body is not JSON: Expecting property name enclosed in double quotes"),
     ("completions", b"\xff", 400, "the body is not JSON: "),
     ("completions", PLAIN | {"prompt": ""}, 400, "the prompt is empty: send at least one token"),
+    ("completions", PLAIN | {"prompt": []}, 400, "0 prompts times n = 1 are 0 answers: ask for 1 to 128 at once"),
+    ("completions", PLAIN | {"prompt": ["word5"] * 65, "n": 2}, 400, "65 prompts times n = 2 are 130 answers: ask for 1 to 128"),
+    (
+        "completions",
+        PLAIN | {"prompt": "x" * ((1 << 20) + (1 << 13))},
+        413,
+        "the body has more than 1056768 bytes: send a shorter",
+    ),
     ("completions", PLAIN | {"prompt": [5, 256]}, 400, "the prompt holds token 256: the model knows those from 0 to 255"),
     ("completions", PLAIN | {"temperature": -1}, 400, "temperature: Input should be greater than or equal to 0"),
     ("completions", PLAIN | {"max_tokens": "2"}, 400, "max_tokens: Input should be a valid integer"),
@@ -49,8 +58,8 @@ def test_bad_requests_get_one_clear_error_and_harm_nobody(two: Loopback, tmp_pat
         check_keys(served)
         served.http.headers["Authorization"] = "Bearer secret"
         for path, body, status, text in REFUSED:
-            given = {"content": body} if isinstance(body, bytes) else {"json": body}
-            answer = served.http.post(f"/v1/{path}", **given)  # type: ignore[arg-type]
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = served.http.post(f"/v1/{path}", content=content, headers={"Content-Type": "application/json; charset=utf-8"})
             assert answer.status_code == status, answer.text
             assert text in answer.json()["error"]["message"]
         assert served.http.get("/v1/completions").status_code == 405

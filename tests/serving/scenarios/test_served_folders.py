@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farflung.errors import ConnectionLost
+from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback
 from tests.support.served_models import ServedHere, events, greedy, save_served, serving
 from tests.support.worker_deaths import vanish
@@ -120,3 +122,24 @@ def test_the_death_of_a_stage_costs_prefixes_and_no_request(two: Loopback, tmp_p
                     vanish(two, "b")
         assert found == [greedy(model, one, 60) for one in prompts]
         assert tokens_of(served.complete(prompts[0], 5)) == greedy(model, prompts[0], 5), "the server lives on"
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_link_from_the_server_to_a_stage_costs_no_request(two: Loopback, tmp_path: Path) -> None:
+    """The first stage never sends to the server, so only the loss itself tells that a batch may be missing."""
+    model = save_served(tmp_path / "model", eos_token_id=None)
+    prompt = prompt_of(4, 4)
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with serving(two, tmp_path / "model") as served:
+        found: list[int] = []
+        with served.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            for number, line in enumerate(line for line in answer.iter_lines() if line.startswith("data: {")):
+                found += events(line + "\n\ndata: [DONE]\n\n")[0]["choices"][0]["token_ids"]
+                if number == 20:
+                    worker = two.workers["a"]
+                    assert isinstance(worker.part, TrainingRun)
+                    assert worker.part.executor is not None
+                    link = worker.endpoint.link_to(worker.part.executor.setup.submitter, incoming=False)
+                    link.fail(ConnectionLost("lost the server: a cable was cut"))
+        assert found == greedy(model, prompt, 60)
+        assert any("a cable was cut" in line for line in served.said), "a new attempt sends all tokens again"

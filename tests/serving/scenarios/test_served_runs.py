@@ -13,9 +13,16 @@ import pytest
 import torch
 
 from farflung.cli.main import main
+from farflung.client.connection import Client
+from farflung.errors import FarflungError
+from farflung.serving.model import open_model
+from farflung.serving.server import listen, serve_model
+from farflung.serving.service import Service
+from farflung.worker.membership import join
 from tests.support.command_processes import Program
 from tests.support.loopback import Loopback
-from tests.support.served_models import save_served, serving
+from tests.support.quiet import until
+from tests.support.served_models import TWO, save_served, serving
 from tests.support.written_checkpoints import checkpoint
 
 
@@ -63,12 +70,39 @@ def test_the_commands_of_the_page(tmp_path: Path, programs: list[Program]) -> No
     assert httpx.post(f"{url}/completions", json=body, timeout=60).json()["choices"][0]["finish_reason"] in ("length", "stop")
     server.kill(signal.SIGINT)
     assert server.ends() == 0, server.text
+    terminated = start("terminated", *serve, "--workers", "2", "--name", "tiny")
+    terminated.until(r"serving tiny at")
+    terminated.kill(signal.SIGTERM)
+    assert terminated.ends() == 128 + signal.SIGTERM, terminated.text  # and has freed the workers for the next one
     again = start("again", *serve, "--workers", "2", "--name", "tiny")
     again.until(r"serving tiny at")
     run = re.findall(r"run (serve-\w+): submitted", broker.text)[-1]
     start("stop", "stop", run, "--home", str(tmp_path / "broker")).ends()
     assert again.ends() != 0
     assert "the model is not served any more" in again.text
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_ends_before_the_server_listens_ends_the_server(
+    two: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_served(tmp_path / "model")
+    ready = Service.wait_until_ready
+
+    def over(self: Service) -> None:
+        ready(self)
+        two.client.stop(self._bundle.run, now=True)
+        until(lambda: self.ended is not None)
+
+    monkeypatch.setattr(Service, "wait_until_ready", over)
+    client = Client(join(two.ticket("submit"), name="server", role="client", key=two.key))
+    say: list[str] = []
+    with (
+        open_model(tmp_path / "model", "tiny", TWO, data=tmp_path, say=say.append) as model,
+        listen("127.0.0.1:0", "") as listening,
+        pytest.raises(FarflungError, match="the model is not served any more"),
+    ):
+        serve_model(client, model, listening, "", say.append)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

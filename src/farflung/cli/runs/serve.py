@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -77,6 +79,8 @@ def serve(
         topology=None if topology is None else read_topology(topology),
         emulate=emulate,
     )
+    # the server's HTTP library ends by the signal that it got: this handler lets everything be closed first
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     folder = Path(model)
     source = folder if (folder / "config.json").is_file() else run_folder(model, home)
     with listen_at(listen, api_key) as listening, Activity() as activity:

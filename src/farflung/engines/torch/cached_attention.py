@@ -93,7 +93,8 @@ def _check_shapes(
     """
     positions, slots = places
     fits = query.dim() == key.dim() == 4 and cache.dim() == 5 and query.shape[0] == 1 and query.numel() > 0
-    fits = fits and key.shape == value.shape and query.shape[2:] == key.shape[2:] and query.shape[1] % max(key.shape[1], 1) == 0
+    fits = fits and key.shape == value.shape and query.shape[2:] == key.shape[2:]
+    fits = fits and key.shape[0] == 1 and key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0
     fits = fits and cache.shape[0] == 2 and cache.shape[2] == key.shape[1] and cache.shape[4] == key.shape[3]
     fits = fits and query.dtype == key.dtype == value.dtype == cache.dtype and query.is_floating_point()
     tokens = query.shape[2] if query.dim() == 4 else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["draw_token", "log_probabilities"]
+__all__ = ["draw_token", "likeliest", "log_probabilities"]
 
 
 def draw_token(
@@ -22,7 +22,7 @@ def draw_token(
     """
     if temperature == 0 or top_k == 1:
         return int(np.argmax(logits))
-    order = np.argsort(-logits, kind="stable")[: top_k or None]
+    order = likeliest(logits, top_k or len(logits))
     scaled = (logits[order] - logits[order[0]]) / temperature
     chances = np.exp(scaled)
     chances /= chances.sum()
@@ -30,6 +30,18 @@ def draw_token(
     kept = int(np.searchsorted(np.cumsum(chances), top_p - 1e-12)) + 1
     chances = chances[:kept] / chances[:kept].sum()
     return int(order[random.choice(len(chances), p=chances)])
+
+
+def likeliest(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """The indices of the ``count`` largest ``scores``, the largest first; of equal ones the first. Only those are sorted."""
+    if count >= len(scores):
+        return np.argsort(-scores, kind="stable")
+    if count == 0:
+        return np.empty(0, np.intp)
+    least = np.partition(scores, -count)[-count]
+    above = np.flatnonzero(scores > least)
+    found = np.concatenate([above, np.flatnonzero(scores == least)[: count - len(above)]])
+    return found[np.argsort(-scores[found], kind="stable")]
 
 
 def log_probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:

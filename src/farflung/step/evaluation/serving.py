@@ -18,7 +18,7 @@ from farflung.ids import derive_seed
 from farflung.messages.serving import DrawItem, ServedBatch, ServedTokens, TokenItem
 from farflung.step.context import StepContext
 from farflung.step.evaluation.forward_pass import ForwardGraph, open_graph, run_forward
-from farflung.step.evaluation.sampling import draw_token, log_probabilities
+from farflung.step.evaluation.sampling import draw_token, likeliest, log_probabilities
 from farflung.step.run_setup import Phase
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.transfer.outbox import OutgoingMessage
@@ -120,5 +120,5 @@ def _drawn(draw: DrawItem, row: Array) -> TokenItem:
     random = np.random.default_rng(derive_seed("serve", draw.seed, draw.index))
     token = draw_token(logits, random, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
     chances = log_probabilities(logits)
-    likely = np.argsort(-chances, kind="stable")[: draw.logprobs]
+    likely = likeliest(chances, draw.logprobs)
     return TokenItem(token=token, logprob=float(chances[token]), likely=tuple((int(one), float(chances[one])) for one in likely))
