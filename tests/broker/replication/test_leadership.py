@@ -15,6 +15,7 @@ from farflung.broker.replication.leadership import Leadership
 from farflung.clock import wall_time
 from farflung.errors import DataError, InputError, SecurityError
 from farflung.security.authority import CertificateAuthority
+from farflung.signal_event import SignalEvent
 from farflung.thread_group import ThreadGroup
 from tests.support.quiet import until
 
@@ -26,7 +27,7 @@ class Brokers:
         self.place, self.url = place, url
         self.ended: dict[str, list[str]] = {}
         self.said: dict[str, list[str]] = {}
-        self.over = threading.Event()
+        self.over = SignalEvent()
         self.threads = ThreadGroup()
         self.closing = ExitStack()
 

@@ -23,6 +23,7 @@ from farflung.clock import monotonic
 from farflung.errors import InputError, SecurityError
 from farflung.protocol.leases import LEASE
 from farflung.security.files import make_private_folder, read_private, write_private
+from farflung.signal_event import SignalEvent
 from farflung.thread_group import ThreadGroup
 
 __all__ = ["Leadership"]
@@ -81,7 +82,7 @@ class Leadership:
         except Superseded:  # both were started at the same time
             raise self._led_by(self._database.leader()) from None
 
-    def wait(self, address: str, ended: threading.Event, say: Callable[[str], None]) -> bool:
+    def wait(self, address: str, ended: SignalEvent, say: Callable[[str], None]) -> bool:
         """Stand by as the broker at ``address``, and lead when the leader is gone; False if ``ended`` is set before.
 
         Raises:

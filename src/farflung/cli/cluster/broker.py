@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
+from farflung.signal_event import SignalEvent
 from farflung.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def broker(
         typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
     raise_descriptor_limit()
-    over = threading.Event()
+    over = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     place, say = broker_folder(folder), timed_log(verbose=verbose)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import typer
 from farflung.cli.home import broker_folder, known_broker
 from farflung.cli.options import HomeOption, JsonOption, answer, read_text
 from farflung.errors import InputError
+from farflung.signal_event import SignalEvent
 from farflung.units import counted
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def take_lead(
     home: Path,
     where: tuple[str, str | None],
     mirror: str,
-    over: threading.Event,
+    over: SignalEvent,
     say: Callable[[str], None] | None,
 ) -> Leadership | None:
     """Return the leadership of the broker with the folder ``home``.
@@ -124,7 +124,7 @@ def given_back(leadership: Leadership | None) -> Iterator[None]:
         raise
 
 
-def wait_for_end(over: threading.Event, served: Broker, invite: Callable[[], None]) -> None:
+def wait_for_end(over: SignalEvent, served: Broker, invite: Callable[[], None]) -> None:
     """Wait until ``over`` is set. Call ``invite`` when other brokers stand by than before: new tickets name them."""
     known = served.addresses
     while not over.wait(_LOOK):
