@@ -58,7 +58,9 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in ("lora-int4", "dora-nf4") else []) for kind in KINDS]
+)
 def test_adapters_equal_a_plain_loop(tmp_path: Path, kind: str) -> None:
     from peft import PeftModel
     from transformers import LlamaForCausalLM

@@ -38,7 +38,7 @@ def alone(home: Path, **changes: Any) -> Finished:
         pytest.param("a", {}, id="site", marks=pytest.mark.slow),
         pytest.param("ab", {}, id="pipeline"),
         pytest.param("ab", {"plan": {"replicas": 2}}, id="replicas", marks=pytest.mark.slow),
-        pytest.param("aB", {}, id="site and worker"),
+        pytest.param("aB", {}, id="site and worker", marks=pytest.mark.slow),
         pytest.param("Ab", {"plan": {"schedule": "zb-h1"}}, id="split backward", marks=pytest.mark.slow),
     ],
 )

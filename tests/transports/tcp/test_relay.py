@@ -267,11 +267,10 @@ def test_what_went_before_a_break_is_counted() -> None:
 
 
 def test_connections_whose_ends_are_gone_without_a_word_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_relay, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(tcp_relay, "_TICK", 0.01)
     near, a = socket.socketpair()
     far, b = socket.socketpair()
-    with a, b, closing(Forwarder()) as forwarder:
+    with a, b, closing(Forwarder(idle_seconds=0.05)) as forwarder:
         forwarder.add(("a", "b"), (near, far))
         a.settimeout(PATIENCE)
         assert a.recv(1) == b""

@@ -109,7 +109,15 @@ def assert_clean(visitor: Visitor, cluster: Cluster) -> None:
     assert visitor.hosts == {urlsplit(cluster.link).netloc}
 
 
-@pytest.mark.parametrize(("dark", "narrow"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("dark", "narrow"),
+    [
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        (True, True),
+    ],
+)
 def test_every_page_is_clean_and_accessible(cluster: Cluster, state: Any, browser: Any, dark: bool, narrow: bool) -> None:
     for path in ("/cluster", "/runs", f"/run/{cluster.run}", f"/compare/{cluster.run}"):
         with visiting(browser, dark=dark, narrow=narrow, state=state) as visitor:

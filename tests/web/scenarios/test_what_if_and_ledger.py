@@ -138,7 +138,15 @@ def test_the_ledger_is_downloaded(dashboard: Dashboard, state: Any, browser: Any
     ]
 
 
-@pytest.mark.parametrize(("dark", "narrow"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("dark", "narrow"),
+    [
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        (True, True),
+    ],
+)
 @pytest.mark.parametrize("path", ["/what-if", "/ledger"])
 def test_pages_are_clean(dashboard: Dashboard, state: Any, browser: Any, path: str, dark: bool, narrow: bool) -> None:
     with visiting(browser, dark=dark, narrow=narrow, state=state) as visitor:
