@@ -247,7 +247,7 @@ class CodecSpec(Section):
 
 
 class PlanSpec(Section):
-    """Settings of the planner. None of them changes the result (invariant 1), except several replicas with a sync strategy."""
+    """Settings of the planner. None of them changes the result, except several replicas with a sync strategy."""
 
     #: The planner.
     planner: str = "op_fence"

@@ -294,7 +294,7 @@ class TcpLink(Measured):
                 return
             if self.alone_since is not None and self._ever:
                 self._resumed += 1
-                self._host.log(f"link to {self.peer}: goes on after {monotonic() - self.alone_since:.1f} s")
+                self._host.log(f"link to {self.peer}: connected again after {monotonic() - self.alone_since:.1f} s")
             if relay != self.relay and relay:
                 self._host.log(f"link to {self.peer}: goes through {relay}")
             if relay != self.relay:
@@ -329,7 +329,7 @@ class TcpLink(Measured):
             if not self.connections:
                 self.alone_since = monotonic()
             if not self._peer_left and self._unreadable is None and (error or repeated or not self.connections):
-                again = f", {repeated} bytes go again" if repeated else ""
+                again = f", {repeated} bytes are sent again" if repeated else ""
                 self._host.log(f"link to {self.peer}: a connection ended ({why}), {len(self.connections)} left{again}")
             self._wake_all()
             gone, unreadable = self._peer_left and not self.connections, self._unreadable
@@ -355,7 +355,7 @@ class TcpLink(Measured):
                 allowed = Deadlines.allowed(self.rate, len(self.connections), connection.heartbeat)
                 if connection.deadlines.silent(now, allowed):
                     self._patience = max(self._patience, connection.deadlines.broke())
-                    connection.break_off(f"nothing heard for {allowed * connection.deadlines.patience:.1f} s")
+                    connection.break_off(f"no data for {allowed * connection.deadlines.patience:.1f} s")
             if self.alone_since is not None and late > 0:
                 self.alone_since = min(self.alone_since + late, now)
             self._check_progress(now)
