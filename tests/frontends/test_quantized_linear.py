@@ -60,7 +60,7 @@ class Loss(nn.Module):
         return self.model(input_ids=input_ids, labels=input_ids).loss
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_the_page_of_a_model_of_peft(precision: Any) -> None:
     """docs/transformers.md: the block, then training in two stages equals a plain loop bit for bit."""
     pytest.importorskip("peft")

@@ -16,7 +16,7 @@ from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 
-__all__ = ["WarmUpDevice", "host_processors", "measure_device", "measure_share"]
+__all__ = ["SmallModels", "WarmUpDevice", "host_processors", "measure_device", "measure_share"]
 
 #: Sizes of the matrix product whose best rate stands for the peak where nobody names it.
 _CPU_PRODUCT, _ACCELERATOR_PRODUCT = 512, 6144
@@ -60,22 +60,44 @@ class WarmUpDevice:
         return self.name.partition(":")[0]
 
 
+class SmallModels:
+    """The models that a measurement of ``place`` trains."""
+
+    def __init__(self, place: WarmUpDevice) -> None:
+        widths, rows = (_CPU_WIDTHS, _CPU_ROWS) if place.kind == "cpu" else (_ACCELERATOR_WIDTHS, _ACCELERATOR_ROWS)
+        self.chains = [_Model(_graph(width, rows), place) for width in widths]
+        self._place = place
+        self._images: _Model | None = None
+
+    def images(self) -> _Model:
+        """The convolutional one."""
+        if self._images is None:
+            sizes = _CPU_IMAGES if self._place.kind == "cpu" else _ACCELERATOR_IMAGES
+            self._images = _Model(_image_graph(*sizes), self._place)
+        return self._images
+
+
 def host_processors() -> tuple[str, ...]:
     """The cores that this process may use."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return tuple(str(core) for core in sorted(cores))
 
 
-def measure_device(place: WarmUpDevice, peak_flops_per_second: float | None = None) -> DeviceReport:
+def measure_device(
+    place: WarmUpDevice, peak_flops_per_second: float | None = None, small: SmallModels | None = None
+) -> DeviceReport:
     """Train small models of several widths for a moment, through this engine itself, and fit ``cost.fit_speed_factor``.
 
     A model is a chain of linear, activation and normalization; the time of one micro-batch forward and backward is the best of
     several, taken in rounds over all widths, so that what disturbs the machine for a moment spoils no width for good.
-    ``peak_flops_per_second`` is the datasheet's figure, if known; else the rate of the best matrix product.
-    Cost: some 0.5 s on one core.
+    ``peak_flops_per_second`` is the datasheet's figure, if known; else the rate of the best matrix product. ``small``: models
+    of an earlier measurement, for engines that compile.
+    Cost: some 0.5 s on one core, and the time to compile.
     """
-    models = _models(place)
-    images = _Model(_image_graph(*(_CPU_IMAGES if place.kind == "cpu" else _ACCELERATOR_IMAGES)), place)
+    small = small or SmallModels(place)
+    models, images = small.chains, small.images()
+    for model in (*models, images):
+        model.best = float("inf")
     multiply, rate = place.multiply(_product_size(place)), 0.0
     for left in reversed(range(_TRIES)):
         for _ in range(_ROUNDS):
@@ -104,14 +126,15 @@ def measure_device(place: WarmUpDevice, peak_flops_per_second: float | None = No
     )
 
 
-def measure_share(place: WarmUpDevice, reference_seconds: float) -> float:
+def measure_share(place: WarmUpDevice, reference_seconds: float, small: SmallModels | None = None) -> float:
     """The share of the speed of ``measure_device`` that this process reaches now, while others measure at the same time.
 
     The same small models are trained in turn. The average counts here, not the best: what is measured is how often others come
-    in between. Processes that begin within 0.1 s of each other all compute while each of them counts. Cost: 0.9 s.
+    in between. Processes that begin within 0.1 s of each other all compute while each of them counts. Cost: 0.9 s. An engine
+    that compiles passes the models of ``measure_device`` as ``small``: it would spend these 0.9 s with compiling.
     """
     begin = precise_time()
-    models = _models(place)
+    models = (small or SmallModels(place)).chains
     ends: list[float] = []
     while not ends or ends[-1] < begin + _BEGIN + _COUNTED + _END:
         for model in models:
@@ -121,11 +144,6 @@ def measure_share(place: WarmUpDevice, reference_seconds: float) -> float:
     if len(counted) < 2:
         counted = ends[-2:] if len(ends) > 1 else [begin, *ends]
     return min(1.0, (len(counted) - 1) * reference_seconds / (counted[-1] - counted[0]))
-
-
-def _models(place: WarmUpDevice) -> list[_Model]:
-    widths, rows = (_CPU_WIDTHS, _CPU_ROWS) if place.kind == "cpu" else (_ACCELERATOR_WIDTHS, _ACCELERATOR_ROWS)
-    return [_Model(_graph(width, rows), place) for width in widths]
 
 
 def _convolution_ratio(images: _Model, speed: float, overhead: float) -> float:

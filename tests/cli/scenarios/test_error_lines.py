@@ -144,7 +144,7 @@ def test_a_worker_without_pytorch(capsys: pytest.CaptureFixture[str], tmp_path: 
         broker.close()
 
 
-@pytest.mark.parametrize("device", ["gpu9", "cuda:99", "meta"])
+@pytest.mark.parametrize("device", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("gpu9", "meta")), "cuda:99"])
 def test_a_wrong_device(capsys: pytest.CaptureFixture[str], tmp_path: Path, device: str) -> None:
     broker = Broker(tmp_path / "broker", listen="127.0.0.1:0")
     try:

@@ -77,6 +77,7 @@ def test_the_screen_shows_progress_loss_machines_links_and_events(cluster: Loopb
     assert terminal.modes == modes
 
 
+@pytest.mark.slow
 def test_another_size_is_used_at_once(run: str, watch: Watch) -> None:
     terminal = watch(run)
     terminal.until(r"step \d+/100000", drawn=True)

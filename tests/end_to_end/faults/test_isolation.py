@@ -102,6 +102,7 @@ _CHECKS["aten.div.Tensor_mode"] = _hang
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_forward_that_hangs_and_a_pipe_among_the_data_end_an_attempt_and_the_worker_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

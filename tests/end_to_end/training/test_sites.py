@@ -54,6 +54,7 @@ def test_the_weights_are_those_of_one_process(tmp_path: Path, names: str, change
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
 
 
+@pytest.mark.slow
 def test_sums_in_any_order_differ_by_rounding(tmp_path: Path) -> None:
     changes = {"sync": {"order": "any"}, "optimizer": {"name": "sgd", "lr": 0.1}}
     with sites(tmp_path, "a") as cluster:

@@ -24,7 +24,9 @@ JAX, TORCH = get_engine("jax"), get_engine("torch")
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "albert", "user_cnn", "moe"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "bert", "albert")), "user_cnn", "moe"]
+)
 def test_losses_gradients_and_updates(name: str, stages: int) -> None:
     """Among them dropout, whose masks have the same bits, and tied parameters."""
     settings = EngineSettings(seed=3, optimizer=ADAMW)

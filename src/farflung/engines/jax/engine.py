@@ -16,7 +16,7 @@ from farflung.engines.jax.devices import compute_devices, device_called
 from farflung.engines.jax.operators import OPERATORS
 from farflung.engines.jax.runner import JaxRunner
 from farflung.engines.jax.verify import verify_graph
-from farflung.engines.jax.warmup import warm_up_device
+from farflung.engines.jax.warmup import small_models, warm_up_device
 from farflung.engines.warmup import measure_device, measure_share
 from farflung.errors import GraphError, InputError
 from farflung.graph.cut import SubGraph
@@ -121,8 +121,8 @@ class JaxEngine:
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device``."""
-        return measure_device(warm_up_device(device), peak_flops_per_second)
+        return measure_device(warm_up_device(device), peak_flops_per_second, small_models(device))
 
     def share(self, device: str, reference_seconds: float) -> float:
         """See ``Engine.share``."""
-        return measure_share(warm_up_device(device), reference_seconds)
+        return measure_share(warm_up_device(device), reference_seconds, small_models(device))

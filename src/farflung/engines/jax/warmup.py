@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -11,11 +12,18 @@ import jax.numpy as jnp
 from farflung.engines.devices import cpu_model
 from farflung.engines.jax.devices import device_called, device_memory
 from farflung.engines.jax.runner import JaxRunner
-from farflung.engines.warmup import WarmUpDevice, host_processors
+from farflung.engines.warmup import SmallModels, WarmUpDevice, host_processors
 
-__all__ = ["warm_up_device"]
+__all__ = ["small_models", "warm_up_device"]
 
 
+@cache
+def small_models(name: str) -> SmallModels:
+    """The models that measure the device ``name``: compiled once in a process, which takes seconds."""
+    return SmallModels(warm_up_device(name))
+
+
+@cache
 def warm_up_device(name: str) -> WarmUpDevice:
     """The device ``name``, e.g. ``cpu`` or ``cuda:0``."""
     device = device_called(name)
