@@ -55,7 +55,7 @@ class HybridPsBenchSettings(Settings):
 
     models: tuple[str, ...] = ("albert-xxlarge", "llama-33b")
     cases: tuple[int, ...] = (1, 2, 3, 4)
-    mini_batches: int = 64
+    mini_batches: int = _MINI_BATCHES
     samples: int = 4
     sequence: int = 512
     chances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -1,11 +1,14 @@
 """Batches of four systems under losses of devices, in virtual time: ours, SWARM, DAPPLE and PipeDream.
 
-All systems compute the same work. ``ours`` runs the plan of Hybrid-PS on the runtime's task pools. The others are models:
+All systems compute the same work. ``ours`` runs the plan of Hybrid-PS on the runtime's task pools, with the schedule ``gpipe``:
+each server has a run of mini-batches, and a window of few of them would leave servers of the next stage idle. The others are
+models:
 
 - ``dapple``: a synchronous 1F1B pipeline of all devices, each with work in proportion to its speed. At the first loss, the batch
   begins again with all devices.
 - ``pipedream``: the same without the flush at the end of a batch, so a batch takes the slowest stage's or link's time.
-- ``swarm``: the stages of ours, as in the paper. What a lost device has computed in the batch is computed again by its stage.
+- ``swarm``: the stages of ours, as in the paper. What a lost device has computed in the batch is computed again by its stage,
+  whose devices share all work evenly.
 """
 
 from __future__ import annotations
@@ -116,13 +119,13 @@ class Batches:
         servers: list[HelpedServer] = []
         helpers: list[Helper] = []
         for place, stage in enumerate(plan.stages):
-            own, helping = self._stage(place, stage, len(plan.stages))
+            own, helping = self._stage(place, stage)
             servers += own
             helpers += helping
         hops = [hop_between(self.topology, a.name, b.name) for a in servers for b in servers if b.stage == a.stage + 1]
         return HelpedPipeline(servers, helpers, hops)
 
-    def _stage(self, place: int, stage: HybridPsStage, stages: int) -> tuple[list[HelpedServer], list[Helper]]:
+    def _stage(self, place: int, stage: HybridPsStage) -> tuple[list[HelpedServer], list[Helper]]:
         work, topology, speeds = self.work, self.topology, self.topology.speeds
         helping: dict[int, list[int]] = {server: [] for server in stage.servers}
         for client in stage.clients:  # the fewest clients first, then the fastest link
@@ -139,8 +142,8 @@ class Batches:
                 backward=(1.0 - _FORWARD) * seconds,
                 input=work.message,
                 output=work.message,
-                room=max(2, 2 * (stages - place)),
-                helper_room=max(2, 2 * (stages - place)),
+                room=work.mini_batches,
+                helper_room=max(2, work.mini_batches // len(stage.servers)),
             )
             at += count
             servers.append(found)
