@@ -148,3 +148,55 @@ def test_the_table_of_models_that_work() -> None:
         results = [one["result"] for one in found if one["library"] == library]
         counts = [results.count(name) for name in ("equal", "different", "refused", "not runnable")]
         assert [int(cell) for cell in cells] == [len(results) - counts[3], *counts]
+
+
+def test_the_table_of_dreamddp() -> None:
+    runs = figures("dreamddp")["table_1"]
+    methods = ("asc_wfbp", "local_sgd", "equal_number", "dreamddp", "free")
+    table = rows(section("dreamddp"), 8)
+    assert [row[0] for row in table] == [f"{run['model']}, {run['workers']}" for run in runs]
+    for run, (_, *cells) in zip(runs, table, strict=True):
+        ours, paper = run["seconds"], run["paper"]
+        for method, cell in zip(methods, cells, strict=False):
+            printed = f" ({paper[method]:.2f})" if method in paper and method != "local_sgd" else ""
+            assert cell == f"{ours[method]:.2f}{printed}", (run["model"], run["workers"], method)
+        for slow, cell in zip(("local_sgd", "asc_wfbp"), cells[5:], strict=True):
+            assert cell == f"{ours[slow] / ours['dreamddp']:.2f} ({paper[slow] / paper['dreamddp']:.2f})"
+
+
+def test_the_table_of_hybrid_ps() -> None:
+    runs = {(run["model"], run["case"]): run["seconds"] for run in figures("hybrid-ps")["table_2"]}
+    table = rows(section("hybrid-ps"), 5)
+    assert len(table) == len(runs)
+    for name, *cells in table:
+        model, _, case = name.lower().partition(", ")
+        assert [f"{value:,.0f}" for value in runs[model, int(case)].values()] == cells
+
+
+def test_what_members_cost() -> None:
+    found = figures("members")
+    text = section("members")
+    planned, asked = ([one[key] for one in found["planning"]] for key in ("seconds", "status_seconds"))
+    for row in (
+        f"{100 * found['cpu']:.0f} % of a core | 30 %",
+        f"{found['memory'] / 1e9:.2f} GB | 1.5 GB",
+        f"{found['threads']}, {found['descriptors']:,}",
+        f"{min(planned):.1f} to {max(planned):.1f} s",
+        f"{max(asked):.2f} s",
+        f"{max(found['status_seconds']):.2f} s | 1 s",
+        f"{max(found['join_seconds']):.2f} s | 1 s",
+        f"{max(found['death_seconds']['frozen']):.2f} s | the lease (5 s) plus 1 s",
+    ):
+        assert f"| {row} |" in text
+
+
+def test_the_tables_of_serving_sites_and_takeover() -> None:
+    serving, sites, takeover = figures("serving"), figures("sites"), figures("takeover")
+    single, several = (serving[f"{load}_tokens_per_second"] for load in ("single", "several"))
+    assert f"| {serving['equal_tokens']:,} of 1,000 |" in section("serving")
+    assert f"| {single / serving['bound_tokens_per_second']:.2f} | 0.9 |" in section("serving")
+    assert f"| {several / single:.1f} | 5 |" in section("serving")
+    for order, words in (("job's order", "in the job's order"), ("any order", "in any order")):
+        assert f"{words} | {sites['ratios'][f'site, {order}']:.2f} |" in section("sites")
+    assert f"| {max(takeover['leads_seconds']):.1f} s | 15 s |" in section("takeover")
+    assert f"next step, at most | {max(takeover['trains_seconds']):.1f} s |" in section("takeover")

@@ -3,7 +3,8 @@
 The broker is a process. The members are ``idle_members``: they speak the real protocol over TLS and compute nothing.
 Some work in runs whose steps never happened, the others are idle. Measured are the broker's CPU time, memory, threads and
 descriptors, the time of ``status`` and of a join, and how long the broker takes to notice that a member is frozen. With
-``minutes``, members come and go for so long (the share ``churn`` of them in a minute), and the end is compared with the begin.
+``minutes``, members come and go for so long (the share ``churn`` of them in a minute), and the end is compared with the
+beginning.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from farflung.worker.membership import join
 
 __all__ = ["Members", "MembersSettings"]
 
-#: Targets: of a core, bytes, seconds; how much more the end of the soak may take than its begin.
+#: Targets: of a core, bytes, seconds; how much more the end of the soak may take than its beginning.
 _CPU, _MEMORY, _STATUS, _JOIN, _GROWTH = 0.3, 1.5e9, 1.0, 1.0, 1.05
 _PATIENCE = 600.0
 
@@ -234,7 +235,7 @@ def _report(figures: Mapping[str, Any], settings: MembersSettings) -> Report:
     ]
     if settings.minutes:
         for key, growth in figures["soak"]["growth"].items():
-            rows.append((f"soak: {key}, end over begin", f"{_GROWTH:g} x", f"{growth:.3f} x", growth <= _GROWTH))
+            rows.append((f"soak: {key}, end over beginning", f"{_GROWTH:g} x", f"{growth:.3f} x", growth <= _GROWTH))
         missing = figures["soak"]["missing"]
         rows.append(("soak: live members that the broker lacks", "none", str(len(missing)), not missing))
     checks = [

@@ -111,12 +111,16 @@ def new_figure(path: Path, width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure to ``path``.
+    """Write the figure to ``path``. An SVG has its words as text, not as outlines, and equal figures give equal files.
 
     Raises:
         InputError: that is not possible.
     """
+    from matplotlib import rc_context
+
+    metadata = {"Date": None} if path.suffix == ".svg" else None
     try:
-        figure.savefig(path)
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem, "font.sans-serif": ["DejaVu Sans"]}):
+            figure.savefig(path, metadata=metadata)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None

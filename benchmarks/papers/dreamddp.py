@@ -1,4 +1,4 @@
-"""``dreamddp``: iteration times of DreamDDP's Table 1 and Figures 13 to 16, on the time line of equation (7).
+"""``dreamddp``: iteration times of DreamDDP's Table 1, and its Figures 15 and 16, on the time line of equation (7).
 
 The paper prints no computing and communication times. Two of its columns give both: S-SGD takes ``t + c`` and full local SGD
 ``t + c / H``. The shares of the layers come from the captured models: backward FLOPs and bytes. All other columns are predicted.
@@ -58,7 +58,7 @@ _FORWARD = 1.0 / 3.0
 class DreamDdpSettings(Settings):
     """``table_period``: H of Table 1 (the paper names 5 and 10, and not which).
 
-    ``periods``: of Figures 13 and 14. ``scales``: bandwidths of Figure 15 (b), as multiples of Table 1's. ``depths``: layers of
+    ``periods``: further H. ``scales``: bandwidths of Figure 15 (b), as multiples of Table 1's. ``depths``: layers of
     Figures 15 (a) and 16 (b). ``plot``: a picture file to draw into.
     """
 
@@ -75,7 +75,7 @@ class DreamDdp:
     """Predicted iteration times of each method, with DreamDDP's printed ones."""
 
     name = "dreamddp"
-    summary = "DreamDDP's Table 1 and Figures 13 to 16: iteration times of each method on the time line of equation (7)"
+    summary = "DreamDDP's Table 1, Figures 15 and 16: iteration times of each method on the time line of equation (7)"
 
     def settings(self, quick: bool) -> DreamDdpSettings:
         """Quick: one small model."""

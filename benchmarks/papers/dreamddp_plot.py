@@ -23,7 +23,7 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     columns = min(4, len(runs))
     rows = -(-len(runs) // columns)
     figure = new_figure(path, 3.2 * columns, 2.8 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    axes = figure.subplots(rows, columns, sharex=True, squeeze=False).reshape(-1)
     for axis, run in zip(axes, runs, strict=False):
         colors = [styles[method].color for method in methods]
         axis.bar(range(len(methods)), [run["seconds"][method] for method in methods], color=colors)
@@ -31,6 +31,7 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         axis.plot([place for place, _ in printed], [value for _, value in printed], "kx", label="the paper")
         axis.set_title(f"{run['model']}, {run['workers']} workers")
         axis.set_xticks(range(len(methods)), methods, rotation=60, ha="right", fontsize="small")
+    for axis in axes[::columns]:
         axis.set_ylabel("seconds per iteration")
     axes[0].legend()
     for axis in axes[len(runs) :]:

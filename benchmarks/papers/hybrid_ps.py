@@ -48,14 +48,14 @@ _CASE_4 = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridPsBenchSettings(Settings):
-    """A batch of ``mini_batches`` of ``samples`` samples of ``sequence`` tokens (the paper: 128 of 4; fewer are quicker, and as
-    each stage has as many in flight, ratios are alike). ``chances`` of losses and ``ratios`` of unreliable devices: Figure 2.
-    ``devices``: Figure 4. ``batches``: of each mean. ``plot``: a picture file to draw into.
+    """A batch of ``mini_batches`` of ``samples`` samples of ``sequence`` tokens (the paper: 128 of 4; with fewer, slices are
+    coarser, so helpers gain less). ``chances`` of losses and ``ratios`` of unreliable devices: Figure 2. ``devices``: Figure 4.
+    ``batches``: of each mean. ``plot``: a picture file to draw into.
     """
 
     models: tuple[str, ...] = ("albert-xxlarge", "llama-33b")
     cases: tuple[int, ...] = (1, 2, 3, 4)
-    mini_batches: int = 64
+    mini_batches: int = _MINI_BATCHES
     samples: int = 4
     sequence: int = 512
     chances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -30,10 +30,12 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     titles.append(("Figure 4", "devices", figures["figure_4"]))
     styles = looks(figures["table_2"][0]["seconds"])
     figure = new_figure(path, 4.2 * len(titles), 3.4)
+    axes = figure.subplots(1, len(titles), squeeze=False)[0]
+    axes[0].set_ylabel("seconds per batch")
     panels = {}
-    for axis, (title, key, runs) in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles, strict=True):
+    for axis, (title, key, runs) in zip(axes, titles, strict=True):
         panels[axis] = _lines(axis, runs, key, styles)
-        axis.set(title=title, xlabel="chance of a loss" if key == "chance" else key, ylabel="seconds per batch", yscale="log")
+        axis.set(title=title, xlabel="chance of a loss" if key == "chance" else key, ylim=0)
     label_panels(figure, panels, styles)
     save(figure, path)
 

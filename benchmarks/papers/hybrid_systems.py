@@ -1,11 +1,14 @@
 """Batches of four systems under losses of devices, in virtual time: ours, SWARM, DAPPLE and PipeDream.
 
-All systems compute the same work. ``ours`` runs the plan of Hybrid-PS on the runtime's task pools. The others are models:
+All systems compute the same work. ``ours`` runs the plan of Hybrid-PS on the runtime's task pools, with the schedule ``gpipe``:
+each server has a run of mini-batches, and a window of few of them would leave servers of the next stage idle. The others are
+models:
 
 - ``dapple``: a synchronous 1F1B pipeline of all devices, each with work in proportion to its speed. At the first loss, the batch
   begins again with all devices.
 - ``pipedream``: the same without the flush at the end of a batch, so a batch takes the slowest stage's or link's time.
-- ``swarm``: the stages of ours, as in the paper. What a lost device has computed in the batch is computed again by its stage.
+- ``swarm``: the stages of ours, as in the paper. What a lost device has computed in the batch is computed again by its stage,
+  whose devices share all work evenly.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from statistics import fmean
 from farflung.cluster import Topology
 from farflung.planners.hybrid_ps import HybridPsPlan, HybridPsStage, HybridPsWork, plan_hybrid_ps
 from farflung.protocol.pool.pool_state import shares_of
-from farflung.simulator.hybrid import HelpedPipeline, HelpedServer, Helper, Hop, Loss, Wire
+from farflung.simulator.hybrid import HelpedPipeline, HelpedServer, Helper, Loss, hop_between, wire_between
 
 __all__ = ["SYSTEMS", "Batches"]
 
@@ -66,14 +69,14 @@ class Batches:
 
     def dapple(self) -> float:
         """The mean seconds of a batch of a synchronous pipeline that begins again at the first loss."""
-        return self._restarted(self._chain(room=None))
+        return self._restarted(self._chain())
 
     def pipedream(self) -> float:
         """As ``dapple`` without the flush at the end of a batch."""
         speeds = self.topology.speeds
         stage = self.work.flops / self.work.mini_batches / float(speeds.sum())
         hop = max(
-            self.work.message * max(_wire(self.topology, a, b).per_byte, _wire(self.topology, b, a).per_byte)
+            self.work.message * max(wire_between(self.topology, *pair).per_byte for pair in ((a, b), (b, a)))
             for a, b in pairwise(self.topology.names)
         )
         return self._restarted(self.work.mini_batches * max(stage, hop))
@@ -92,7 +95,7 @@ class Batches:
     def _calm(self, plan: HybridPsPlan) -> float:
         return self._pipeline(plan).run([()] * (_WARM + 1))[-1]
 
-    def _chain(self, room: int | None) -> float:
+    def _chain(self) -> float:
         """A batch of a pipeline of all devices, each of which is a stage."""
         work, names, total = self.work, self.topology.names, float(self.topology.speeds.sum())
         seconds = work.flops / work.mini_batches / total
@@ -105,24 +108,24 @@ class Batches:
                 backward=(1.0 - _FORWARD) * seconds,
                 input=work.message,
                 output=work.message,
-                room=room or len(names) - place,
+                room=len(names) - place,
             )
             for place, name in enumerate(names)
         ]
-        hops = [self._hop(a, b) for a, b in pairwise(names)]
+        hops = [hop_between(self.topology, a, b) for a, b in pairwise(names)]
         return HelpedPipeline(servers, hops=hops).run([()])[0]
 
     def _pipeline(self, plan: HybridPsPlan) -> HelpedPipeline:
         servers: list[HelpedServer] = []
         helpers: list[Helper] = []
         for place, stage in enumerate(plan.stages):
-            own, helping = self._stage(place, stage, len(plan.stages))
+            own, helping = self._stage(place, stage)
             servers += own
             helpers += helping
-        hops = [self._hop(a.name, b.name) for a in servers for b in servers if b.stage == a.stage + 1]
+        hops = [hop_between(self.topology, a.name, b.name) for a in servers for b in servers if b.stage == a.stage + 1]
         return HelpedPipeline(servers, helpers, hops)
 
-    def _stage(self, place: int, stage: HybridPsStage, stages: int) -> tuple[list[HelpedServer], list[Helper]]:
+    def _stage(self, place: int, stage: HybridPsStage) -> tuple[list[HelpedServer], list[Helper]]:
         work, topology, speeds = self.work, self.topology, self.topology.speeds
         helping: dict[int, list[int]] = {server: [] for server in stage.servers}
         for client in stage.clients:  # the fewest clients first, then the fastest link
@@ -139,8 +142,8 @@ class Batches:
                 backward=(1.0 - _FORWARD) * seconds,
                 input=work.message,
                 output=work.message,
-                room=max(2, 2 * (stages - place)),
-                helper_room=max(2, 2 * (stages - place)),
+                room=work.mini_batches,
+                helper_room=max(2, work.mini_batches // len(stage.servers)),
             )
             at += count
             servers.append(found)
@@ -149,21 +152,12 @@ class Batches:
                 name=topology.names[client],
                 server=topology.names[server],
                 speed=float(speeds[client] / speeds[server]),
-                down=_wire(topology, topology.names[server], topology.names[client]),
-                up=_wire(topology, topology.names[client], topology.names[server]),
+                down=wire_between(topology, topology.names[server], topology.names[client]),
+                up=wire_between(topology, topology.names[client], topology.names[server]),
             )
             for server, clients in helping.items()
             for client in clients
         ]
-
-    def _hop(self, source: str, target: str) -> Hop:
-        wires = _wire(self.topology, source, target), _wire(self.topology, target, source)
-        return Hop(source=source, target=target, forward=wires[0], back=wires[1])
-
-
-def _wire(topology: Topology, source: str, target: str) -> Wire:
-    link = topology.link(source, target)
-    return Wire(latency=float(link.latency), per_byte=1.0 / float(link.bandwidth))
 
 
 #: Seconds of a batch by system.

@@ -33,7 +33,7 @@ SOAK = {"growth": {"memory": 1.01, "threads": 1.0, "descriptors": 1.0}, "missing
         ({"join_seconds": [0.1, 1.1]}, ["join"]),
         ({"death_seconds": {"frozen": [5.0, 6.1], "killed": [0.1]}}, ["detecting a frozen member"]),
         ({"lost": {"machine-01": "it was fenced"}}, ["live members lost"]),
-        ({"soak": SOAK | {"growth": {"memory": 1.06}}}, ["soak: memory, end over begin"]),
+        ({"soak": SOAK | {"growth": {"memory": 1.06}}}, ["soak: memory, end over beginning"]),
         ({"soak": SOAK | {"missing": ["machine-01"]}}, ["soak: live members that the broker lacks"]),
     ],
 )

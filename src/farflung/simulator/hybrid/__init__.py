@@ -5,7 +5,14 @@
 - ``helped_plan``: ``simulate_helped``: from a plan with its topology to step times, with losses drawn from a seed.
 """
 
-from farflung.simulator.hybrid.helped_plan import HelpedRun, HelperLosses, helped_pipeline, simulate_helped
+from farflung.simulator.hybrid.helped_plan import (
+    HelpedRun,
+    HelperLosses,
+    helped_pipeline,
+    hop_between,
+    simulate_helped,
+    wire_between,
+)
 from farflung.simulator.hybrid.parts import HelpedServer, Helper, Hop, Loss, Wire
 from farflung.simulator.hybrid.pipeline import HelpedPipeline
 
@@ -19,5 +26,7 @@ __all__ = [
     "Loss",
     "Wire",
     "helped_pipeline",
+    "hop_between",
     "simulate_helped",
+    "wire_between",
 ]

@@ -17,18 +17,17 @@ from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Plan, estimate
 from farflung.plan.estimation.results import Estimate
 from farflung.protocol.hybrid.expected_helpers import expected_helpers
-from farflung.protocol.pool.answer_times import Patience
+from farflung.protocol.pool.pool_settings import PoolSettings
 from farflung.simulator.hybrid.parts import HelpedServer, Helper, Hop, Loss, Wire
 from farflung.simulator.hybrid.pipeline import HelpedPipeline
 
-__all__ = ["HelpedRun", "HelperLosses", "helped_pipeline", "simulate_helped"]
+__all__ = ["HelpedRun", "HelperLosses", "helped_pipeline", "hop_between", "simulate_helped", "wire_between"]
 
 #: Steps before those that count: the pools measure how fast each device is.
 _WARM = 3
 #: Undisturbed steps whose median is the length of a step.
 _CALM = 5
-#: The patience of a server whose job wants duplicates (``step.hybrid.stage_server``).
-_HEDGE = 1.5
+#: Bytes of a trained parameter.
 _FLOAT = 4.0
 
 
@@ -103,26 +102,22 @@ def helped_pipeline(
             name=name,
             server=server.name,
             speed=float(topology.device(name).achieved) / float(topology.device(server.name).achieved),
-            down=_wire(topology, server.name, name),
-            up=_wire(topology, name, server.name),
+            down=wire_between(topology, server.name, name),
+            up=wire_between(topology, name, server.name),
         )
         for name, server in places.items()
     ]
     hops = [
-        Hop(source=a.name, target=b.name, forward=_wire(topology, a.name, b.name), back=_wire(topology, b.name, a.name))
-        for a in servers
-        for b in servers
-        if b.stage == a.stage + 1 and a.name != b.name
+        hop_between(topology, a.name, b.name) for a in servers for b in servers if b.stage == a.stage + 1 and a.name != b.name
     ]
-    patience = Patience(hedge=_HEDGE if job.plan.duplicates else 0.0)
+    patience = PoolSettings.of(plan, job, 0).patience
     return HelpedPipeline(servers, helping, hops, patience), {name: server.name for name, server in places.items()}
 
 
 def _servers(plan: Plan, found: Estimate, job: JobSpec) -> list[HelpedServer]:
     servers = []
     for unit in found.replicas:
-        count = len(plan.replicas_of(unit.index))
-        room = job.micro_batches if plan.schedule == "gpipe" else len(plan.stages) - unit.index
+        pool = PoolSettings.of(plan, job, unit.index)
         servers.append(
             HelpedServer(
                 name=unit.device,
@@ -133,14 +128,21 @@ def _servers(plan: Plan, found: Estimate, job: JobSpec) -> list[HelpedServer]:
                 input=sum(link.forward_bytes for link in found.links if link.target == unit.index),
                 output=sum(link.forward_bytes for link in found.links if link.source == unit.index),
                 states=_FLOAT * unit.parameters,
-                room=room,
-                helper_room=max(2, room // count),
+                room=pool.room,
+                helper_room=pool.helper_room,
                 update=unit.update_seconds,
             )
         )
     return servers
 
 
-def _wire(topology: Topology, source: str, target: str) -> Wire:
+def wire_between(topology: Topology, source: str, target: str) -> Wire:
+    """Return the link of ``topology`` from ``source`` to ``target`` as a wire."""
     link = topology.link(source, target)
     return Wire(latency=float(link.latency), per_byte=1.0 / float(link.bandwidth))
+
+
+def hop_between(topology: Topology, source: str, target: str) -> Hop:
+    """Return both wires between servers of neighboring stages."""
+    forward, back = wire_between(topology, source, target), wire_between(topology, target, source)
+    return Hop(source=source, target=target, forward=forward, back=back)

@@ -9,7 +9,7 @@ Cost: that of the task pools, O(devices x slices) for each event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import isfinite
 
@@ -61,7 +61,6 @@ class _HelperState:
         self.down, self.up = _Line(helper.down), _Line(helper.up)
         self.life, self.alive, self.busy = 0, True, False
         self.queue: deque[tuple[Task, float]] = deque()
-        self.computed = 0
 
 
 class _ServerState:
@@ -117,11 +116,6 @@ class HelpedPipeline:
     def run(self, losses: Sequence[Sequence[Loss]]) -> list[float]:
         """Take one step for each item of ``losses``, which has the helpers that are lost in it. Return the steps' seconds."""
         return [self._take(found) for found in losses]
-
-    @property
-    def shares(self) -> Mapping[str, int]:
-        """How many tasks each helper has computed in this life of the pipeline."""
-        return {name: state.computed for name, state in self._helpers.items()}
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -217,7 +211,6 @@ class HelpedPipeline:
             if state.life != life:
                 return
             state.busy = False
-            state.computed += 1
             own = server.server
             nbytes = own.output if task.kind is TaskKind.FORWARD else own.input + own.states
             self._at(state.up.send(self.now, nbytes), answered)
@@ -271,7 +264,7 @@ class HelpedPipeline:
 
 
 def _seconds(server: HelpedServer, task: Task, *, recompute: bool) -> float:
-    """Of a task on the server itself."""
+    """Return the seconds of ``task`` on the server itself."""
     if task.kind is TaskKind.FORWARD:
         return server.forward
     return server.backward + (server.forward if recompute else 0.0)

@@ -17,7 +17,8 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.hybrid import ServerFree, ServerServed, SliceAnswer, SliceTask
 from farflung.messages.router import PeerRouter
 from farflung.protocol.pool.pool_events import Answered, HelperCame, HelperWent, PeerFree, PoolEvent
-from farflung.protocol.pool.task_pool import Patience, TaskPool
+from farflung.protocol.pool.pool_settings import PoolSettings
+from farflung.protocol.pool.task_pool import TaskPool
 from farflung.step.actions import ActionResult
 from farflung.step.context import StepContext
 from farflung.step.hybrid.helper_links import HelperLinks
@@ -32,9 +33,6 @@ from farflung.step.step_vote import StepVote
 
 __all__ = ["StageServer"]
 
-#: Where duplicates are wanted: a task may take at most this many times the median of the recent ones.
-_HEDGE = 1.5
-
 
 class StageServer:
     """The server of one worker's stages. The compute thread calls ``run``, any thread the rest."""
@@ -44,16 +42,18 @@ class StageServer:
     def __init__(self, context: StepContext, stages: LocalStages, vote: StepVote, sums: GradientExchange) -> None:
         self.context = context
         setup = context.setup
-        count, job = len(setup.plan.stages), setup.job
         #: The other servers of the own stages.
         self.peers = PeerServers(setup, context.inbox, context.outbox)
         self._pools: dict[int, TaskPool] = {}
-        patience = Patience(hedge=_HEDGE if job.plan.duplicates else 0.0)
         for stage in setup.own_stages:
-            room = job.micro_batches if setup.plan.schedule == "gpipe" else count - stage
-            speeds = self.peers.speeds[stage]
-            helper_room = max(2, room // (1 + len(speeds)))  # a helper holds slices of all servers
-            self._pools[stage] = TaskPool(setup.device, room=room, helper_room=helper_room, patience=patience, peers=speeds)
+            found = PoolSettings.of(setup.plan, setup.job, stage)
+            self._pools[stage] = TaskPool(
+                setup.device,
+                room=found.room,
+                helper_room=found.helper_room,
+                patience=found.patience,
+                peers=self.peers.speeds[stage],
+            )
         self._slices = {stage: StageSlices(setup, stage) for stage in setup.own_stages}
         self._helpers = HelperLinks(context.outbox, self.went)
         #: What other threads report to the compute thread: (stage, event, the result that came with an answer).
