@@ -56,6 +56,7 @@ COVERED = {
     ("docs/sync.md", "python"): (2, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (2, "test_documented_code.py"),
     ("docs/tutorials/notebook.md", "python"): (4, "test_documented_code.py"),
+    ("docs/tutorials/two-laptops.md", "toml"): (1, "test_job_page.py"),
 }
 
 

@@ -100,6 +100,16 @@ def test_the_arguments_of_lora_are_those_of_the_recipe() -> None:
     assert listed == [name for name in huggingface.OWN_ARGUMENTS if name.startswith("lora_")]
 
 
+def test_the_job_of_two_laptops_is_the_one_of_the_page_with_a_planner_that_uses_both() -> None:
+    """The page tutorials/two-laptops.md."""
+    tutorial, page = (
+        tomllib.loads(re.findall(r"```toml\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), flags=re.DOTALL)[0])
+        for name in ("tutorials/two-laptops.md", "jobs.md")
+    )
+    assert make_job(tutorial).plan.planner == "equal_compute"
+    assert tutorial == {**page, "name": "two-laptops", "plan": {"planner": "equal_compute"}}
+
+
 def test_the_page_counts_the_examples() -> None:
     text = " ".join((DOCS / "jobs.md").read_text(encoding="utf-8").split())
     (listed,) = re.findall(r"has five whole files: (.*?)\. ", text)
