@@ -1,7 +1,7 @@
 """A stage on all ranks of a site: sharded data parallel over whole micro-batches.
 
 Each rank has the stage's parameters, and computes micro-batches of its own. The gradient's sum, the optimizer state and the
-update of a parameter belong to one rank (``shards``), which then sends the new parameter to the others. Ranks compute whole
+update of a parameter belong to one rank (``shards``). This rank sends the new parameter to the others. Ranks compute whole
 micro-batches, so each gradient has the bits that one device gives it. Owners add in the job's order (or, if the job allows
 any order, as torch.distributed adds).
 Source: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, sections 5.1 and 5.2), PyTorch's ``ZeroRedundancyOptimizer``.

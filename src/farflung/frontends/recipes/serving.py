@@ -1,7 +1,7 @@
 """Language models as they are served: tokens of several requests in one row, with a key-value cache per attention layer.
 
 A served model takes ``tokens`` and ``positions``, both ``int64 (1, tokens)``, ``slots``, ``int64 (tokens,)``, and ``wanted``,
-``int64 (results,)``, and gives the ``logits`` ``(results, vocab)`` of the wanted tokens. All layers but attention treat each
+``int64 (results,)``. It gives the ``logits`` ``(results, vocab)`` of the wanted tokens. All layers but attention treat each
 token alone, so tokens of different requests can share a row. Attention becomes one operator, ``farflung.cached_attention``, whose
 cache is a buffer of the attention layer. The buffer is a state like any other, so a plan counts its memory and a stage owns it.
 """
