@@ -51,7 +51,7 @@ class SiteRunner:
         """``stages``: of the ranks, in their order."""
         self.subgraph, self.stages = subgraph, tuple(stages)
         self._settings = settings
-        self._owner = owners(subgraph, len(stages))
+        self._owner = owners(subgraph, settings, len(stages))
         #: How many micro-batches compute at the same time. Forwards that change states come one after the other.
         own = set(subgraph.positions)
         changes = any(subgraph.graph.position[value.op] in own for _, value in subgraph.graph.state_updates)
