@@ -79,12 +79,6 @@ class ServedModel:
     context: int
     settings: Settings
 
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens the model knows."""
-        graph = self.bundle.graph
-        return graph.spec(graph.result).shape[-1]
-
 
 @contextmanager
 def open_model(

@@ -46,7 +46,6 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
         api = ServedApi(
             model=model.name,
             context=model.context,
-            vocabulary=model.vocabulary,
             tokenizer=model.tokenizer,
             service=service,
             key=key,
