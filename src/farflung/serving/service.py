@@ -242,7 +242,7 @@ class Service:
         """Take a frame of a worker (transport thread).
 
         Raises:
-            WireError: the model has no such token. The worker gets the error, which ends the attempt.
+            WireError: the model has no such token. The worker gets the error, and the run ends.
         """
         message = decode(frame, Channel.DATA)
         with self._changed:
