@@ -57,8 +57,11 @@ def broker_and_workers(place: Path, names: str, memory: str) -> Iterator[tuple[s
     workers = [Program(place, name, "join", ticket, "--name", name, *words) for name in names]
     for worker in workers:
         worker.until("joined the broker")
-    yield ticket, workers
-    for program in (*workers, broker):
-        assert program.process.poll() is None, program.text
-        program.process.terminate()
-        program.ends()
+    try:
+        yield ticket, workers
+        for program in (*workers, broker):
+            assert program.process.poll() is None, program.text
+    finally:
+        for program in (*workers, broker):
+            program.process.terminate()
+            program.ends()

@@ -39,6 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(300)
 def test_a_job_that_crashes_two_processes_fails_and_the_workers_live(place: Path) -> None:
     write_model(place, MODEL)
     with broker_and_workers(place, "abc", "500 MB") as (_, workers):
