@@ -49,7 +49,7 @@ class Tokenizer:
 def ask(path: str, *, key: str = "", url: str = "http://127.0.0.1:8000", **request: Any) -> httpx.Response:
     """The answer of an API whose service was never started."""
     service = Service(cast(Client, None), cast(Bundle, None), Settings(sizes=(1,), slots=1), lambda line: None)
-    app = make_app(ServedApi(model="tiny", context=8, vocabulary=9, tokenizer=Tokenizer(), service=service, key=key))
+    app = make_app(ServedApi(model="tiny", context=8, tokenizer=Tokenizer(), service=service, key=key))
 
     async def send() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url) as http:

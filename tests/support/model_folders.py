@@ -101,12 +101,12 @@ FOLDERS: Mapping[str, Folder] = {
 
 
 def save_model(kind: str, folder: Path, **changes: Any) -> Any:
-    """Save a model of ``FOLDERS`` with random weights in several files; returns the model."""
+    """Save a model with random weights in several files; returns it. ``kind``: of ``FOLDERS``, or a class of transformers."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(1)
-    known = FOLDERS[kind]
+    known = FOLDERS.get(kind, Folder(model=kind, config=_TEXT, args={}, data={}))
     made = getattr(transformers, known.model)
     model = made(made.config_class(**(dict(known.config) | changes))).eval()
     model.save_pretrained(folder, max_shard_size="6KB")

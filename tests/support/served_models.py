@@ -87,9 +87,7 @@ def serving(cluster: Loopback, source: Path, options: ServingOptions = TWO, *, k
     with open_model(source, "tiny", options, data=source, say=said.append) as model, listen("127.0.0.1:0", key) as listening:
         send_weights(client, model.bundle)
         service = Service(client, model.bundle, model.settings, said.append)
-        api = ServedApi(
-            model="tiny", context=model.context, vocabulary=model.vocabulary, tokenizer=model.tokenizer, service=service, key=key
-        )
+        api = ServedApi(model="tiny", context=model.context, tokenizer=model.tokenizer, service=service, key=key)
         server = uvicorn.Server(uvicorn.Config(make_app(api), log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, args=([listening],), name="http-of-the-test")
         try:

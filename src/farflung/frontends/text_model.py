@@ -19,7 +19,7 @@ from farflung.frontends.recipes.base import Form, Recipe
 from farflung.frontends.recipes.registry import load_recipe
 from farflung.job.spec import ModelSpec
 
-__all__ = ["TextModel", "recipe_arguments"]
+__all__ = ["TextModel", "positions_of", "recipe_arguments"]
 
 #: How many positions a configuration of the ``transformers`` library allows.
 _POSITIONS = ("n_positions", "max_position_embeddings")
@@ -54,7 +54,7 @@ class TextModel:
             form = _form(recipe, spec)
             module = form.factory()
         _fill(module, names, read)
-        return cls(module, _context(notes) or _length(form))
+        return cls(module, positions_of(notes) or _length(form))
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         """The logits ``(vocabulary,)`` of the token after ``tokens``, of which the last ``context`` count."""
@@ -85,7 +85,8 @@ def recipe_arguments(spec: ModelSpec, notes: Mapping[str, str]) -> Iterator[dict
         yield {**spec.args, "folder": place}
 
 
-def _context(notes: Mapping[str, str]) -> int | None:
+def positions_of(notes: Mapping[str, str]) -> int | None:
+    """How many positions the model has by the configuration in ``notes`` (``None``: that does not say)."""
     config = json.loads(notes.get("transformers", "{}"))
     return next((config[key] for key in _POSITIONS if isinstance(config.get(key), int)), None)
 

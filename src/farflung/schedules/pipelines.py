@@ -28,16 +28,7 @@ from farflung.registry import Registry
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.grouped import Grouped, read_group
 
-__all__ = [
-    "EAGER",
-    "GPipe",
-    "Grouped",
-    "Interleaved",
-    "OneForwardOneBackward",
-    "ZeroBubble",
-    "get_schedule",
-    "schedule_names",
-]
+__all__ = ["EAGER", "GPipe", "Interleaved", "OneForwardOneBackward", "ZeroBubble", "get_schedule", "schedule_names"]
 
 
 class GPipe:

@@ -41,12 +41,11 @@ Body = TypeVar("Body", bound=TextRequest)
 class ServedApi:
     """What the API answers from.
 
-    ``context``: tokens of a request. ``vocabulary``: tokens that the model knows. ``key``: what clients send (empty: nothing).
+    ``context``: tokens of a request. ``key``: what clients send (empty: nothing).
     """
 
     model: str
     context: int
-    vocabulary: int
     tokenizer: ServedTokenizer
     service: Service
     key: str = ""
@@ -196,10 +195,9 @@ class _Routes:
         api, context = self._api, self._api.context
         if not tokens:
             raise Refused(400, error_body("the prompt is empty: send at least one token"))
-        if (strange := next((token for token in tokens if not 0 <= token < api.vocabulary), None)) is not None:
-            raise Refused(
-                400, error_body(f"the prompt holds token {strange}: the model knows those from 0 to {api.vocabulary - 1}")
-            )
+        known = api.service.vocabulary
+        if (strange := next((token for token in tokens if not 0 <= token < known), None)) is not None:
+            raise Refused(400, error_body(f"the prompt holds token {strange}: the model knows those from 0 to {known - 1}"))
         if len(tokens) + (most or 1) > context:
             asked = f"{len(tokens)} tokens of the prompt and {most or 1} of the answer"
             text = f"{asked} are more than the {context} of this server: shorten the prompt, or lower max_tokens"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.frontends.recipes.base import CacheShape, Recipe
 from farflung.frontends.recipes.registry import load_recipe
-from farflung.frontends.text_model import recipe_arguments
+from farflung.frontends.text_model import positions_of, recipe_arguments
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job import JobSpec
@@ -30,7 +29,6 @@ __all__ = ["ServedModel", "ServingOptions", "open_model"]
 
 #: Positions of a request unless the caller says otherwise, if the model has as many.
 _CONTEXT = 2048
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 #: Worker losses in a row; a server has no steps that could count between them.
 _RECOVERIES = 1_000_000
 
@@ -80,12 +78,6 @@ class ServedModel:
     tokenizer: ServedTokenizer
     context: int
     settings: Settings
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens the model knows."""
-        graph = self.bundle.graph
-        return graph.spec(graph.result).shape[-1]
 
 
 @contextmanager
@@ -191,15 +183,10 @@ def _context(recipe: Recipe, wanted: int) -> int:
     Raises:
         InputError: the model has fewer positions than wanted.
     """
-    longest = recipe.positions or _positions(recipe.notes)
+    longest = recipe.positions or positions_of(recipe.notes)
     if longest is not None and wanted > longest:
         raise InputError(f"--context {wanted} is more than the {longest} positions of the model: choose at most {longest}")
     return wanted or min(_CONTEXT, longest or _CONTEXT)
-
-
-def _positions(notes: Mapping[str, str]) -> int | None:
-    config = json.loads(notes.get("transformers", "{}"))
-    return next((config[key] for key in _POSITIONS if isinstance(config.get(key), int)), None)
 
 
 def _untrained(graph: Graph) -> Graph:

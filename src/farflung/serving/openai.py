@@ -1,4 +1,4 @@
-"""Bodies of requests to the OpenAI API, checked by pydantic, and bodies of answers.
+"""Bodies of requests to the OpenAI API, checked by pydantic.
 
 What changes a result and is not supported is refused by name. Other unknown keys are ignored, as clients send many.
 """

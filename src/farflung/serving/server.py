@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,10 +14,9 @@ from farflung.errors import InputError
 from farflung.serving.app import ServedApi, make_app
 from farflung.serving.model import ServedModel
 from farflung.serving.service import Service
+from farflung.transports.addresses import host_and_port, is_loopback, listen_at
 
 __all__ = ["listen", "serve_model"]
-
-_BACKLOG = 128
 
 
 def listen(address: str, key: str) -> socket.socket:
@@ -27,23 +25,10 @@ def listen(address: str, key: str) -> socket.socket:
     Raises:
         InputError: it is no address, the port is in use, or other machines can reach it and there is no ``key``.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"--listen {address!r} is not an address: write HOST:PORT, e.g. 127.0.0.1:8000")
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        if not key and not ipaddress.ip_address(where[0]).is_loopback:
-            raise InputError(f"--listen {address}: other machines can reach this address, so clients need a key; add --api-key")
-        found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise InputError(f"--listen {address}: {error.strerror or error}; choose another address") from None
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
-        found.listen(_BACKLOG)
-    except OSError as error:
+    found = listen_at(address, "--listen", "127.0.0.1:8000")
+    if not key and not is_loopback(found.getsockname()[0]):
         found.close()
-        raise InputError(f"--listen {address}: {error.strerror}; choose another port") from None
+        raise InputError(f"--listen {address}: other machines can reach this address, so clients need a key; add --api-key")
     return found
 
 
@@ -61,7 +46,6 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
         api = ServedApi(
             model=model.name,
             context=model.context,
-            vocabulary=model.vocabulary,
             tokenizer=model.tokenizer,
             service=service,
             key=key,
@@ -77,9 +61,7 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
         service.on_end = end
         if service.ended is not None:  # before ``on_end`` was set
             end()
-        host, port = listening.getsockname()[:2]
-        name = f"[{host}]" if ":" in host else host
-        say(f"serving {model.name} at http://{name}:{port}/v1 (Ctrl-C ends it)")
+        say(f"serving {model.name} at http://{host_and_port(*listening.getsockname()[:2])}/v1 (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):  # it has answered what it had begun
             server.run(sockets=[listening])
         if service.ended is not None:

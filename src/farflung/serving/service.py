@@ -9,7 +9,7 @@ from contextlib import suppress
 from farflung.client.connection import Client
 from farflung.client.planned_run import PlannedRun
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError
+from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError, WireError
 from farflung.messages.data import PeerHello
 from farflung.messages.schema import Channel
 from farflung.messages.serving import DrawItem, ServedBatch, ServedTokens
@@ -104,6 +104,12 @@ class Service:
     def ready(self) -> bool:
         """Whether the workers of an attempt serve now."""
         return self._attempt is not None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        graph = self._bundle.graph
+        return graph.spec(graph.result).shape[-1]
 
     def start(self) -> None:
         """Submit the run, and follow it on threads of this service."""
@@ -233,7 +239,11 @@ class Service:
         return self._attempt is not None and self._made is not None
 
     def _receive(self, peer: str, frame: Frame) -> None:
-        """Take a frame of a worker (transport thread)."""
+        """Take a frame of a worker (transport thread).
+
+        Raises:
+            WireError: the model has no such token. The worker gets the error, and the run ends.
+        """
         message = decode(frame, Channel.DATA)
         with self._changed:
             attempt = self._attempt
@@ -245,6 +255,9 @@ class Service:
             ):
                 return  # of an earlier attempt, or from somebody who has no part in this one
             drawn = [item.token for item in message.drawn]
+            strange = max((*drawn, *(token for item in message.drawn for token, _ in item.likely)), default=0)
+            if strange >= self.vocabulary:
+                raise WireError(f"{peer} drew token {strange}: the model knows those from 0 to {self.vocabulary - 1}")
             for sequence, index in self._scheduler.take(message.number, drawn, monotonic()):
                 generation = self._generations.get(sequence)
                 if generation is None or generation.take(message.drawn[index]):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-__all__ = ["congestion_control", "host_and_port", "host_id", "own_host", "reachable_host"]
+from farflung.errors import InputError
+
+__all__ = ["congestion_control", "host_and_port", "host_id", "is_loopback", "listen_at", "own_host", "reachable_host"]
 
 _MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id"))
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_BACKLOG = 128
 
 
 def congestion_control(path: Path = _CONGESTION) -> str:
@@ -46,6 +50,38 @@ def host_id(paths: Sequence[Path] = _MACHINE) -> str:
 def host_and_port(host: str, port: int) -> str:
     """``host:port``, with the brackets that an IPv6 address needs."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the IP address ``host`` is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def listen_at(address: str, what: str, example: str) -> socket.socket:
+    """Return a socket for clients that listens at ``address`` (``HOST:PORT``; port 0: any free port).
+
+    ``what`` names the address in errors, and ``example`` is an address that they show.
+
+    Raises:
+        InputError: it is no address, it is not this machine's, or the port is in use.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"{what} {address!r} is not an address: write HOST:PORT, e.g. {example}")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with ExitStack() as undo:
+            found = undo.enter_context(socket.socket(family, kind, protocol))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(where)
+            found.listen(_BACKLOG)
+            undo.pop_all()
+    except OSError as error:
+        raise InputError(f"{what} {address}: {error.strerror or error}; choose another address or port") from None
+    return found
 
 
 def own_host(host: str, port: int) -> str:

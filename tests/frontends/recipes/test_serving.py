@@ -18,6 +18,7 @@ RECIPES: dict[str, tuple[dict[str, Any], int, tuple[int, int]]] = {
     "gpt": ({"vocab": 256, "sequence": 16, "layers": 3, "width": 16, "heads": 2}, 3, (2, 8)),
     "gpt2": ({"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 64, "sequence": 16}, 2, (2, 8)),
     "llama": ({**SMALL, "num_key_value_heads": 1, "sequence": 16}, 2, (1, 8)),
+    "llama with adapters": ({**SMALL, "num_key_value_heads": 1, "sequence": 16, "lora_rank": 2}, 2, (1, 8)),
 }
 
 
@@ -36,7 +37,7 @@ def caches_of(recipe: Any, tokens: int) -> tuple[set[str], dict[str, tuple[int, 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_states_are_those_of_training_and_a_cache_per_layer(name: str, tokens: int) -> None:
     args, layers, (groups, dims) = RECIPES[name]
-    others, caches = caches_of(load_recipe(name, args), tokens)
+    others, caches = caches_of(load_recipe(name.partition(" ")[0], args), tokens)
     assert others == set(caches)
     assert list(caches.values()) == [(2, 3, groups, 16, dims)] * layers
 

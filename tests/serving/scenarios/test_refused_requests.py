@@ -113,7 +113,7 @@ def test_addresses_that_a_server_does_not_listen_at(address: str, text: str) -> 
         listen(address, "")
     with listen("127.0.0.1:0", "") as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match="choose another port"):
+        with pytest.raises(InputError, match="Address already in use; choose another address or port"):
             listen(f"127.0.0.1:{port}", "")
 
 

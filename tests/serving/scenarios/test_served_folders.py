@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from farflung.errors import ConnectionLost
+from farflung.messages.serving import TokenItem
+from farflung.step.evaluation import serving as steps
 from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback
 from tests.support.served_models import ServedHere, events, greedy, save_served, serving
@@ -34,6 +37,28 @@ def test_completions_streams_and_chats_are_those_of_one_machine(two: Loopback, t
         check_chat(served, model)
         check_many_at_once(served, model)
     assert served.service.ended is None or "stopped" in str(served.service.ended)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("GPT2LMHeadModel", {}),
+        ("MistralForCausalLM", {"num_key_value_heads": 1, "sliding_window": 6}),
+        ("MixtralForCausalLM", {"num_key_value_heads": 1, "num_local_experts": 4}),
+        ("Qwen2ForCausalLM", {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+        ("Qwen3ForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
+    ],
+)
+def test_other_architectures_give_the_tokens_of_one_machine(
+    two: Loopback, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    """With windows that are shorter than the prompts."""
+    model = save_served(tmp_path / "model", kind, eos_token_id=None, **changes)
+    with serving(two, tmp_path / "model") as served:
+        check_tokens(served, model)
+        check_many_at_once(served, model)
 
 
 def check_tokens(served: ServedHere, model: object) -> None:
@@ -143,3 +168,16 @@ def test_a_lost_link_from_the_server_to_a_stage_costs_no_request(two: Loopback, 
                     link.fail(ConnectionLost("lost the server: a cable was cut"))
         assert found == greedy(model, prompt, 60)
         assert any("a cable was cut" in line for line in served.said), "a new attempt sends all tokens again"
+
+
+def test_a_worker_that_draws_a_token_that_the_model_does_not_have_is_named(
+    two: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token would be sent to all workers with the next batch, and the error of an operator would name none of them."""
+    save_served(tmp_path / "model", eos_token_id=None)
+    monkeypatch.setattr(steps, "TokenItem", lambda *, token, **rest: TokenItem(token=256, **rest))
+    with serving(two, tmp_path / "model") as served:
+        answer = served.http.post("/v1/completions", json={"model": "tiny", "prompt": "word5"})
+    assert answer.status_code == 503
+    text = answer.json()["error"]["message"]
+    assert re.search(r"the model is not served any more: .*[ab] drew token 256: the model knows those from 0 to 255", text)

@@ -5,6 +5,6 @@
 ``programs``    one call of a program, behind the checks of its arguments and its memory
 ``initialize``  first values of states
 ``states``      states and gradients of a stage
-``gradients``   the half of a stage runner that no operator computes
+``gradients``   what a stage runner does with gradients on the host, and the update
 ``optimizer``, ``rules``  updates of parameters
 """

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from farflung.engines.isolated.landlock import restrict_files
@@ -74,16 +75,11 @@ def new_namespaces() -> bool:
     return bool(library.unshare(_NEW_USER | _NEW_NETWORK | _NEW_IPC | _NEW_PID) == 0)
 
 
-def raise_loopback() -> bool:
-    """Switch on the loopback interface of a new network namespace, which has no other; return whether it worked."""
+def raise_loopback() -> None:
+    """Switch on the loopback interface of a new network namespace, which has no other. If it fails, the ranks can't connect."""
     name, up = b"lo", 0x1  # IFF_UP
-    request = struct.pack("16sh22x", name, up)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        try:
-            fcntl.ioctl(control, _SET_INTERFACE_FLAGS, request)
-        except OSError:
-            return False
-    return True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control, suppress(OSError):
+        fcntl.ioctl(control, _SET_INTERFACE_FLAGS, struct.pack("16sh22x", name, up))
 
 
 def lock_down(limits: Limits, *, namespaces: bool) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
-from farflung.engines.host.gradients import HostGradients, trained_states
+from farflung.engines.host.gradients import HostGradients
 from farflung.engines.host.states import check_array
 from farflung.engines.jax.compiled_stage import CompiledStage, Kept
 from farflung.engines.jax.states import JaxStates
+from farflung.engines.stateful_runner import trained_states
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Use, ValueRef

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
-from farflung.engines.host.gradients import HostGradients, trained_states
+from farflung.engines.host.gradients import HostGradients
 from farflung.engines.host.operators import host_dtype
 from farflung.engines.host.states import StageStates
 from farflung.engines.reference.evaluation import Evaluator
 from farflung.engines.reference.passes import StagePass
+from farflung.engines.stateful_runner import trained_states
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.drift import drifting

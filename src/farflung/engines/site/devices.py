@@ -10,7 +10,7 @@ from farflung.errors import InputError
 __all__ = ["ALL_DEVICES", "check_devices", "parse_devices"]
 
 ALL_DEVICES = "all"
-#: Ranks of one site: each has three descriptors in one message.
+#: Ranks of one site. Each has two descriptors in the message that starts them all, which carries at most 253.
 _MOST_RANKS = 64
 _EXAMPLES = "write all, numbers such as 0,1, or names such as cuda:0,cuda:1 or cpu,cpu"
 

@@ -1,7 +1,7 @@
 """A stage on all ranks of a site: sharded data parallel over whole micro-batches.
 
 Each rank has the stage's parameters, and computes micro-batches of its own. The gradient's sum, the optimizer state and the
-update of a parameter belong to one rank (``shards``), which then sends the new parameter to the others. Ranks compute whole
+update of a parameter belong to one rank (``shards``). This rank sends the new parameter to the others. Ranks compute whole
 micro-batches, so each gradient has the bits that one device gives it. Owners add in the job's order (or, if the job allows
 any order, as torch.distributed adds).
 Source: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, sections 5.1 and 5.2), PyTorch's ``ZeroRedundancyOptimizer``.
@@ -51,7 +51,7 @@ class SiteRunner:
         """``stages``: of the ranks, in their order."""
         self.subgraph, self.stages = subgraph, tuple(stages)
         self._settings = settings
-        self._owner = owners(subgraph, len(stages))
+        self._owner = owners(subgraph, settings, len(stages))
         #: How many micro-batches compute at the same time. Forwards that change states come one after the other.
         own = set(subgraph.positions)
         changes = any(subgraph.graph.position[value.op] in own for _, value in subgraph.graph.state_updates)

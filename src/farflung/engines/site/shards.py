@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from farflung.engines.base import EngineSettings
+from farflung.engines.stateful_runner import trained_states
 from farflung.graph.cut import SubGraph
 
 __all__ = ["owners"]
 
 
-def owners(subgraph: SubGraph, ranks: int) -> Mapping[str, int]:
+def owners(subgraph: SubGraph, settings: EngineSettings, ranks: int) -> Mapping[str, int]:
     """Return the owner of each trained state of the stage: the largest first, to the rank that owns the fewest bytes."""
-    graph = subgraph.graph
-    names = [name for name in subgraph.states if name in graph.trained]
+    graph, trained = subgraph.graph, trained_states(subgraph, settings)
+    names = [name for name in subgraph.states if name in trained]
     loads = [0] * ranks
     found: dict[str, int] = {}
     for name in sorted(names, key=lambda name: -graph.state[name].spec.nbytes):

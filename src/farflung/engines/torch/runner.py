@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +12,7 @@ import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
 from farflung.engines.present import PRESENT, label
+from farflung.engines.stateful_runner import StatefulRunner, trained_states
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
 from farflung.engines.torch.heap import HEAP
@@ -22,7 +23,6 @@ from farflung.errors import FarflungError, GraphError
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.drift import drifting
 from farflung.graph.ir import Use, ValueRef
-from farflung.job.groups import is_frozen
 
 __all__ = ["TorchRunner"]
 
@@ -58,17 +58,14 @@ class _Kept:
     states: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class TorchRunner:
+class TorchRunner(StatefulRunner[StageStates, StageOptimizer | RuleOptimizer]):
     """Runs one stage (see ``farflung.engines.base.StageRunner``)."""
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, device: torch.device, share: TorchRunner | None) -> None:
-        self.subgraph = subgraph
-        self._settings = settings
+        trained, shared = trained_states(subgraph, settings), None if share is None else share.state
+        super().__init__(subgraph, settings, StageStates(subgraph, device, trained, settings.budget, shared))
         self._device = device
         graph = subgraph.graph
-        names = subgraph.states if settings.training else ()
-        trained = frozenset(n for n in names if n in graph.trained and not is_frozen(settings.optimizer, n))
-        self.state: StageStates = StageStates(subgraph, device, trained, settings.budget, None if share is None else share.state)
         self._edges = {edge.value: edge for edge in subgraph.requires_activations}
         self._returns: dict[ValueRef, list[Source]] = {edge.value: [edge.value] for edge in subgraph.sends_gradients}
         parts = frozenset(edge.value for edge in subgraph.sends_gradients if gradient_parts(subgraph, edge.value) > 1)
@@ -94,9 +91,6 @@ class TorchRunner:
         self._kept: dict[MicroBatch, _Kept] = {}
         #: What ``backward_weights`` has to compute (``EngineSettings.split_backward``).
         self._late: dict[MicroBatch, WeightWork] = {}
-        self._optimizer: StageOptimizer | RuleOptimizer | None = None
-        self._watch: list[tuple[frozenset[str], int]] = []
-        self._ready: Callable[[int], None] | None = None
 
     def _view_program(self, edge: Edge) -> Program:
         graph = self.subgraph.graph
@@ -104,21 +98,9 @@ class TorchRunner:
 
     # States
 
-    def initialize(self, names: Sequence[str]) -> None:
-        """Replay the recorded initializers of the states ``names`` under the settings' seed."""
-        self.state.initialize(names, self._settings.seed)
-
-    def load(self, states: Mapping[str, Array]) -> None:
-        """Set states to given values.
-
-        Raises:
-            GraphError: a state is not in this stage, or its shape or element type is another.
-        """
-        self.state.load(states)
-
-    def states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
-        """The states ``names``, or all parameters and persistent buffers."""
-        return self.state.export(names, copy=copy)
+    def make_optimizer(self, names: Sequence[str]) -> StageOptimizer | RuleOptimizer:
+        """See ``StatefulRunner``."""
+        return stage_optimizer(self._settings.optimizer, {name: self.state.tensor(name) for name in names})
 
     def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
         """The memory of states, where it is the host's and has no gaps."""
@@ -313,30 +295,6 @@ class TorchRunner:
 
     # Update
 
-    def close_part(self, *, last: bool = False) -> None:
-        """End a part of the step's sum."""
-        self.state.close_part(last=last)
-
-    def take_gradients(self) -> Mapping[Use, Array]:
-        """The accumulated gradients by use; they are gone from here."""
-        return self.state.take()
-
-    def put_gradients(self, gradients: Mapping[Use, Array]) -> None:
-        """Set the accumulated gradients of uses.
-
-        Raises:
-            GraphError: a use is not of this stage, or its shape or element type is another.
-        """
-        self.state.put(gradients)
-
-    def use_gradients(self) -> Mapping[Use, Array]:
-        """Accumulated gradients of the uses here of parameters that other stages use too."""
-        return self.state.use_gradients()
-
-    def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
-        """Add the uses of each tied parameter, the last use first."""
-        self.state.finish(uses)
-
     def gradients(self) -> Mapping[str, Array]:
         """Copies of the finished gradients."""
         return {name: to_array(grad, copy=True) for name, grad in self.state.gradients().items()}
@@ -344,14 +302,6 @@ class TorchRunner:
     def gradient_views(self, names: Collection[str]) -> Mapping[str, Array]:
         """Finished gradients, sharing memory where they lie on the host."""
         return {name: to_array(grad) for name, grad in self.state.gradients().items() if name in names}
-
-    def set_gradients(self, gradients: Mapping[str, Array]) -> None:
-        """Set finished gradients.
-
-        Raises:
-            GraphError: a parameter is not trained here, or a gradient has another shape or element type.
-        """
-        self.state.set_gradients(gradients)
 
     def gradient_norms(self) -> Mapping[str, float]:
         """Euclidean norms of the finished gradients."""
@@ -364,11 +314,6 @@ class TorchRunner:
         if not found or bool(torch.isfinite(torch.stack([grad.sum() for grad in found.values()])).all()):
             return ()
         return tuple(name for name, grad in found.items() if not bool(torch.isfinite(grad).all()))
-
-    def watch(self, groups: Sequence[Collection[str]], ready: Callable[[int], None]) -> None:
-        """Report complete gradients during the next backward (see ``StageRunner``)."""
-        self._watch = [(frozenset(names), index) for index, names in enumerate(groups)]
-        self._ready = ready
 
     def _watched(self) -> ExitStack:
         """Hooks on the watched parameters, for the length of one backward."""
@@ -402,28 +347,10 @@ class TorchRunner:
                 if names is None or name in names:
                     grad.mul_(factor)
         with self.state.aside(names):
-            self._stepper().step(rates)
+            self.optimizer().step(rates)
 
     def discard(self) -> None:
         """Clear gradients and kept activations."""
         self._kept.clear()
         self._late.clear()
         self.state.clear()
-
-    def _stepper(self) -> StageOptimizer | RuleOptimizer:
-        if self._optimizer is None:
-            parameters = {n: self.state.tensor(n) for n in self.subgraph.states if n in self.state.trained}
-            self._optimizer = stage_optimizer(self._settings.optimizer, parameters)
-        return self._optimizer
-
-    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
-        """Optimizer state as ``<slot>/<parameter>``."""
-        return self._stepper().export(copy=copy)
-
-    def load_optimizer(self, states: Mapping[str, Array]) -> None:
-        """Set what ``optimizer_states`` gave.
-
-        Raises:
-            CheckpointError: an entry's parameter or shape does not fit this stage.
-        """
-        self._stepper().load(states)

@@ -1,7 +1,7 @@
 """Language models as they are served: tokens of several requests in one row, with a key-value cache per attention layer.
 
 A served model takes ``tokens`` and ``positions``, both ``int64 (1, tokens)``, ``slots``, ``int64 (tokens,)``, and ``wanted``,
-``int64 (results,)``, and gives the ``logits`` ``(results, vocab)`` of the wanted tokens. All layers but attention treat each
+``int64 (results,)``. It gives the ``logits`` ``(results, vocab)`` of the wanted tokens. All layers but attention treat each
 token alone, so tokens of different requests can share a row. Attention becomes one operator, ``farflung.cached_attention``, whose
 cache is a buffer of the attention layer. The buffer is a state like any other, so a plan counts its memory and a stage owns it.
 """
@@ -27,17 +27,20 @@ __all__ = ["attend", "library_run", "serving_form", "use_library_attention"]
 #: The name of the buffer of an attention layer.
 _CACHE = "key_value_cache"
 _ATTENTION = "farflung_cached"
-#: What a layer may be given besides, as far as it changes the result. Attention with it is not the operator's.
+#: Settings of a layer that change the result, and that ``farflung.cached_attention`` does not have.
 _REFUSED = ("softcap", "s_aux", "position_bias", "cache_position_bias")
+
+#: Of the keys of a layer: heads, dims of a head, and element type.
+_Sizes = tuple[int, int, torch.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """Where the tokens of the present forward stand. ``found``: shapes of layers, while they are looked for."""
+    """Where the tokens of the present forward stand. ``found`` collects the layers, if that is all the forward is for."""
 
     positions: Tensor
     slots: Tensor
-    found: dict[nn.Module, tuple[int, int, torch.dtype]] | None = None
+    found: dict[nn.Module, _Sizes] | None = None
 
 
 _ROW: ContextVar[_Row] = ContextVar("row of tokens")
@@ -89,13 +92,13 @@ def _row(row: _Row) -> Iterator[None]:
         _ROW.reset(before)
 
 
-def with_caches(model: nn.Module, shape: CacheShape, run: Callable[..., Any]) -> nn.Module:
-    """Add a cache to each layer that calls ``attend`` when ``run(model, tokens, positions, wanted)`` is called.
+def _cached_layers(model: nn.Module, run: Callable[..., Any]) -> dict[str, _Sizes]:
+    """The layers that call ``attend`` when ``run(model, tokens, positions, wanted)`` is called.
 
     Raises:
-        InputError: the model has no such layer, or it can't be found out.
+        InputError: the model has no such layer, or it has others too.
     """
-    found: dict[nn.Module, tuple[int, int, torch.dtype]] = {}
+    found: dict[nn.Module, _Sizes] = {}
     with torch.device("meta"), torch.no_grad(), opaque_calls():
         whole = torch.zeros(1, 2, dtype=torch.int64)
         with _row(_Row(positions=whole, slots=whole[0], found=found)):
@@ -107,14 +110,7 @@ def with_caches(model: nn.Module, shape: CacheShape, run: Callable[..., Any]) ->
             f"the model can't be served: {len(found)} of its {layers} layers are causal attention with a key-value cache; "
             "choose a model whose layers all are"
         )
-    return _place(model, shape, {name: found[part] for name, part in model.named_modules() if part in found})
-
-
-def _place(model: nn.Module, shape: CacheShape, layers: dict[str, tuple[int, int, torch.dtype]]) -> nn.Module:
-    for name, (groups, dims, dtype) in layers.items():
-        sizes = (2, shape.slots, groups, shape.context, dims)
-        model.get_submodule(name).register_buffer(_CACHE, torch.zeros(sizes, dtype=dtype), persistent=False)
-    return model
+    return {name: found[part] for name, part in model.named_modules() if part in found}
 
 
 def serving_form(
@@ -131,22 +127,19 @@ def serving_form(
     Raises:
         InputError: the model can't be served.
     """
-    blank = with_caches(empty(), shape, run)
-    buffers = {
-        name: (part.shape[2], part.shape[4], part.dtype) for name, part in blank.named_buffers() if name.endswith("." + _CACHE)
-    }
-    layers = {name.removesuffix("." + _CACHE): sizes for name, sizes in buffers.items()}
+    layers = _cached_layers(empty(), run)
 
     def factory() -> nn.Module:
-        model = _place(make(), shape, layers).eval()
+        model = make().eval()
+        for name, (groups, dims, dtype) in layers.items():
+            cache = torch.zeros(2, shape.slots, groups, shape.context, dims, dtype=dtype)
+            model.get_submodule(name).register_buffer(_CACHE, cache, persistent=False)
 
         def forward(tokens: Tensor, positions: Tensor, slots: Tensor, wanted: Tensor) -> Tensor:
             with _row(_Row(positions=positions, slots=slots)):
                 return run(model, tokens, positions, wanted)[0]
 
-        original = model.forward
         model.forward = forward
-        model.__dict__["_forward"] = original
         return model
 
     return Form(factory=factory, example_inputs=lambda tokens: _example(tokens, shape), outputs=("logits",))
@@ -160,8 +153,8 @@ def _example(tokens: int, shape: CacheShape) -> dict[str, Tensor]:
 
 def library_run(model: Any, tokens: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
     """The forward of a model of the ``transformers`` library."""
-    forward = model.__dict__.get("_forward", model.forward)
-    result = forward(input_ids=tokens, position_ids=positions, logits_to_keep=wanted, use_cache=False)
+    forward = type(model).forward  # ``serving_form`` replaces that of the object
+    result = forward(model, input_ids=tokens, position_ids=positions, logits_to_keep=wanted, use_cache=False)
     found: Tensor = result.logits
     return found
 

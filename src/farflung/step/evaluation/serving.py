@@ -1,7 +1,7 @@
 """A served model: batches of tokens through the stages, with a key-value cache per stage, until somebody stops the run.
 
-The serving process sends each batch to every worker. A stage computes the batches in the order of their numbers, so its cache
-changes in the same order as the caches of all other stages. The worker that makes the logits draws the tokens, and only the
+The serving process sends each batch to every worker. A stage computes the batches in the order of their numbers, so the
+caches of all stages change in the same order. The worker that makes the logits draws the tokens, and only the
 tokens travel back. The caches are states of the graphs (``frontends.recipes.serving``).
 """
 

@@ -5,25 +5,22 @@ Without NiceGUI: the broker imports it.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from farflung.broker.requests.dashboard_tunnel import DASHBOARD_FILE
 from farflung.errors import FarflungError, InputError
 from farflung.security.files import make_private_folder, read_private, write_private
-from farflung.transports.addresses import reachable_host
+from farflung.transports.addresses import host_and_port, is_loopback, listen_at, reachable_host
 from farflung.web.serving.sign_in import Role, make_token
 
 __all__ = ["DEFAULT_ADDRESS", "Dashboard", "listen", "running_dashboard"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7080"
 _FREE = "127.0.0.1:0"
-_BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +35,8 @@ class Dashboard:
         """Return a new dashboard at ``listening``: with TLS unless only this machine can reach it."""
         own = str(listening.getsockname()[0])
         host = reachable_host("[::]" if own == "::" else own)
-        name = f"[{host}]" if ":" in host else host
         scheme = "http" if is_loopback(own) else "https"
-        return cls(url=f"{scheme}://{name}:{listening.getsockname()[1]}", secret=secrets.token_bytes(32))
+        return cls(url=f"{scheme}://{host_and_port(host, listening.getsockname()[1])}", secret=secrets.token_bytes(32))
 
     def link(self, role: Role = Role.OWNER) -> str:
         """Return a link that signs one browser in, once. The token is in the fragment, which browsers do not send."""
@@ -93,31 +89,4 @@ def listen(address: str | None) -> socket.socket:
             return listen(DEFAULT_ADDRESS)
         except InputError:
             return listen(_FREE)
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"{address!r} is not an address for the dashboard; write HOST:PORT, e.g. {DEFAULT_ADDRESS}")
-    try:
-        family, kind, protocol, _, where = _resolved(host.strip("[]"), int(port))[0]
-        found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise InputError(f"the dashboard can't listen at {address}: {error.strerror or error}") from None
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
-        found.listen(_BACKLOG)
-    except OSError as error:
-        found.close()
-        raise InputError(f"the dashboard can't listen at {address}: {error.strerror}; choose another port") from None
-    return found
-
-
-def _resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[object, ...]]]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the IP address ``host`` is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return listen_at(address, "the dashboard's address", DEFAULT_ADDRESS)

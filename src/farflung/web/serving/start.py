@@ -21,10 +21,10 @@ from farflung.security import Ticket, certificate_fingerprint, new_key
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import read_private, write_private
 from farflung.security.ticket_book import TicketBook
-from farflung.transports.addresses import reachable_host
+from farflung.transports.addresses import is_loopback, reachable_host
 from farflung.units import Seconds
 from farflung.web.serving.certificates import host_certificate
-from farflung.web.serving.links import Dashboard, is_loopback, listen, running_dashboard
+from farflung.web.serving.links import Dashboard, listen, running_dashboard
 from farflung.web.serving.rights import Rights
 from farflung.web.serving.sign_in import SignIn
 from farflung.web.sources.broker_poll import BrokerPoll

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -33,9 +34,7 @@ class Layout(Generic[Key]):
         self.places: dict[Key, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
         self.nbytes = 0
         for key, (dtype, shape) in shapes.items():
-            size = dtype.itemsize
-            for length in shape:
-                size *= length
+            size = dtype.itemsize * prod(shape)
             self.places[key] = (self.nbytes, size, dtype, tuple(shape))
             self.nbytes += -(-size // _ALIGN) * _ALIGN
 

@@ -36,7 +36,7 @@ class RankRunner(TorchRunner):
         self._apart: dict[tuple[int, int], dict[Use, torch.Tensor]] = {} if share is None else share._apart
         #: The sum of what this rank owns, since the last part of it ended.
         self._sum: dict[Use, torch.Tensor] = {} if share is None else share._sum
-        owner, graph, own = owners(subgraph, self._group.size), subgraph.graph, range(subgraph.start, subgraph.stop)
+        owner, graph, own = owners(subgraph, settings, self._group.size), subgraph.graph, range(subgraph.start, subgraph.stop)
         trained = [name for name in subgraph.states if name in self.state.trained]
         spec = {name: (TORCH_DTYPES[graph.state[name].spec.dtype], graph.state[name].spec.shape) for name in trained}
         uses = [use for name in trained for use in graph.gradient_uses[name] if graph.position[use.op] in own]
