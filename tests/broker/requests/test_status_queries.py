@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.commands.idle_members import IdleMembers, member_name
+from farflung.broker.live_run import new_run
 from farflung.broker.requests import status_queries
 from farflung.broker.requests.status_queries import StatusQueries
 from farflung.client import control
@@ -70,7 +71,7 @@ def test_many_members_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.timeout(600)
 def test_a_long_queue_and_clients_that_always_ask_do_not_disturb_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,500 runs, as many as the quotas of 15 tickets allow, and four clients that ask for the status all the time."""
-    tickets, each, askers, steps = 15, 100, 4, 60
+    waiting, askers, steps = 1500, 4, 60
     locked, entry, over = list[bool](), StatusQueries._run_status, threading.Event()
 
     def watch(queries: StatusQueries, one: Any) -> dict[str, Any]:
@@ -83,10 +84,10 @@ def test_a_long_queue_and_clients_that_always_ask_do_not_disturb_a_run(home: Pat
         def client(name: str) -> Client:
             return ending.enter_context(closing(Client(join(cluster.ticket("submit"), name=name, role="client"))))
 
-        for number in range(tickets):
-            submitter = client(f"submitter-{number}")
-            for _ in range(each):
-                assert submitter.submit(captured(text_job(steps=1, workers=9), home))["state"] == "waiting"
+        for _ in range(waiting):  # without the check of each document, which takes a process
+            bundle = captured(text_job(steps=1, workers=9), home)
+            live = new_run(bundle, cluster.broker.home / "runs" / bundle.run, "somebody")
+            assert cluster.broker.manager.submit(live, lambda live=live: live.store.root.mkdir(parents=True)) == "waiting"
         counts: dict[str, list[int]] = {f"asker-{number}": [] for number in range(askers)}
 
         def ask_always(name: str, asker: Client) -> None:
@@ -104,6 +105,6 @@ def test_a_long_queue_and_clients_that_always_ask_do_not_disturb_a_run(home: Pat
         threads.join()
     assert (found.result.status, len(found.steps)) == ("finished", steps)
     assert [frame.kind for frame in found.frames].count("planned") == 1, "no attempt was lost"
-    assert all(set(numbers) <= {tickets * each, tickets * each + 1} for numbers in counts.values())
+    assert all(set(numbers) <= {waiting, waiting + 1} for numbers in counts.values())
     assert locked
     assert not any(locked), "an answer was made under the main lock"
