@@ -101,24 +101,30 @@ def test_messages_from_other_threads_arrive_in_order() -> None:
         box.open()
         threading.Thread(target=put).start()
         found = []
-        while isinstance(message := await box.get(PATIENCE), Stop):
+        while isinstance(message := await box.get(), Stop):
             found.append(message.run)
         return found
 
     assert asyncio.run(receive()) == ["before", *(f"run-{number}" for number in range(100))]
 
 
-def test_nothing_comes_in_time() -> None:
+def test_a_coroutine_that_has_waited_for_long_is_reminded() -> None:
     box = Mailbox()
 
     async def receive() -> None:
         box.open()
-        with pytest.raises(TimeoutError):
-            await box.get(0.0)
-        with pytest.raises(TimeoutError):
-            await box.get(0.01)
-        box.put(Beat())
-        assert await box.get(0.0) == Beat()
+        now = asyncio.get_running_loop().time()
+        box.remind(Beat(), now)
+        assert box.take() == [], "nobody waits"
+        waiting = asyncio.create_task(box.get())
+        await asyncio.sleep(0)
+        box.remind(Beat(), now - 1.0)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "it has not waited for long"
+        box.remind(Beat(), now + PATIENCE)
+        box.remind(Beat(), now + PATIENCE)
+        assert await waiting == Beat()
+        assert box.take() == [], "once"
 
     asyncio.run(receive())
     box.put(Beat())

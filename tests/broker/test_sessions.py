@@ -261,6 +261,15 @@ def test_who_waits_for_its_turn_hears_heartbeats(monkeypatch: pytest.MonkeyPatch
     assert (events.told, table.connected()) == ([], [])
 
 
+def test_a_heartbeat_that_repeats_is_reported_once() -> None:
+    table, events = SessionTable(lambda name: 1), Events()
+    sessions = Sessions(table, events, lambda text: None)
+    first, other = Frame("beat", {"disk": 1.0}), Frame("beat", {"disk": 2.0})
+    frames = [first, first, other, other, first]
+    asyncio.run(sessions.read(table.enter("w"), cast(Any, QuietCall()), cast(Any, Said(frames))))
+    assert events.told == [first, other, first, "w"]
+
+
 class Mute(Said):
     """A worker that says nothing; like gRPC's, its wait ends in a lost connection."""
 
@@ -269,6 +278,34 @@ class Mute(Said):
             return await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             raise ConnectionLost("lost w: the connection broke off") from None
+
+
+def test_workers_to_which_nothing_else_is_sent_get_heartbeats_from_one_timer() -> None:
+    table = SessionTable(lambda name: 1, Leases(length=Seconds(0.01)))
+    sessions = Sessions(table, Events(), lambda text: None)
+
+    class Served(Mute):
+        def __init__(self, name: str) -> None:
+            super().__init__(())
+            self.session = table.enter(name)
+
+        async def send(self, frame: Frame) -> None:
+            await super().send(frame)
+            if len(self.sent) == 3:
+                table.end(self.session, "enough")
+
+        async def serve(self) -> None:
+            self.session.outgoing.open()
+            await sessions._send_commands(self.session, cast(Any, self))
+
+    async def serve(*served: Served) -> None:
+        await asyncio.gather(*(one.serve() for one in served))
+        assert sessions._beats is None, "the timer ends with the last session"
+
+    for names in ("ab", "cd"):
+        served = [Served(name) for name in names]
+        asyncio.run(serve(*served))
+        assert [one.sent for one in served] == [["beat"] * 3] * 2
 
 
 def test_who_says_no_hello_does_not_keep_its_call(monkeypatch: pytest.MonkeyPatch) -> None:

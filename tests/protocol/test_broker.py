@@ -8,6 +8,7 @@ import pytest
 
 from farflung.errors import InputError
 from farflung.protocol.broker import BrokerMachine, RunState
+from farflung.protocol.cluster_state import ClusterState
 from farflung.protocol.events import (
     AbortRun,
     BetterPlan,
@@ -197,6 +198,15 @@ def test_runs_wait_their_turn() -> None:
     assert made.handle(RunSubmitted(run="s", workers=1)) == []
     made.handle(RunEnded(run="r", name="a"))
     assert made.handle(RunEnded(run="r", name="b"))[-1] == MakePlan(run="s", members=("a", "b"))
+
+
+def test_a_long_queue_costs_nothing_while_too_few_members_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = running("a", "b")
+    made.handle(MemberJoined(name="c", address="c:1", offer=OFFER))
+    monkeypatch.setattr(ClusterState, "may_take", lambda *_: pytest.fail("no waiting run can begin, so no member is considered"))
+    for number in range(3):
+        assert made.handle(RunSubmitted(run=f"s{number}", workers=2)) == []
+    assert made.handle(RunAdvanced(run="r")) == []
 
 
 def test_names_are_taken_once() -> None:

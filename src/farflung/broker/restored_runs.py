@@ -123,7 +123,8 @@ class RestoredRuns:
             submitter=journaled.submitter,
         )
         self.add(live, event)
-        self._threads.later(_RETURN_SECONDS, f"return-{live.run}", lambda: self.handle(WaitedEnough(run=live.run)))
+        if expected:
+            self._threads.later(_RETURN_SECONDS, f"return-{live.run}", lambda: self.handle(WaitedEnough(run=live.run)))
         if live.job.data.kind == "caller":
             self._threads.later(_FEEDER_SECONDS, f"feeder-{live.run}", lambda: self._check_feeder(live))
 

@@ -72,4 +72,4 @@ def _write_documents(live: LiveRun, bundle: Bundle) -> None:
     with suppress(FarflungError):  # a full disk: the next record tries again
         live.store.write_bundle(bundle)
         if live.planned is not None:
-            live.store.write_plan(live.planned.plan, live.planned.topology.to_json())
+            live.store.write_plan(live.planned.plan, live.planned.cluster.to_json())

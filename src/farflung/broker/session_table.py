@@ -24,13 +24,15 @@ _JOINING = 60.0
 class Mailbox:
     """Messages from any thread to one coroutine.
 
-    ``put`` is for any thread and never waits; ``get`` is for the coroutine that called ``open``.
+    ``put`` is for any thread and never waits; ``get`` is for the coroutine that called ``open``, and ``remind`` for its loop.
     """
 
     def __init__(self) -> None:
         self._messages: deque[Message | None] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
+        #: When the coroutine began to wait, by the clock of its loop.
+        self._since = 0.0
 
     def open(self) -> None:
         """Messages wake the calling coroutine from now on."""
@@ -50,25 +52,19 @@ class Mailbox:
             found.append(self._messages.popleft())
         return found
 
-    async def get(self, seconds: float) -> Message | None:
-        """Return the next message.
-
-        Raises:
-            TimeoutError: none came for ``seconds``.
-        """
+    async def get(self) -> Message | None:
+        """Return the next message."""
         assert self._loop is not None
-        until = self._loop.time() + seconds
         while not self._messages:
-            if self._loop.time() >= until:
-                raise TimeoutError
-            # a future and a timer: heartbeats take this way, and asyncio.wait_for costs nearly four times as much
-            self._waiter = self._loop.create_future()
-            timer = self._loop.call_at(until, self._wake)
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
+            self._since, self._waiter = self._loop.time(), self._loop.create_future()
+            await self._waiter
         return self._messages.popleft()
+
+    def remind(self, message: Message, before: float) -> None:
+        """Queue ``message`` if the coroutine has waited since ``before``, by the clock of its loop."""
+        if self._waiter is not None and not self._waiter.done() and self._since <= before:
+            self._messages.append(message)
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -226,9 +222,7 @@ class SessionTable:
         """Return the sessions whose lease has expired, and for how many seconds each worker has been silent."""
         with self._lock:
             for session in self._sessions.values():
-                if (
-                    session.handling or session.beginning
-                ):  # what it sends waits for this broker, which is not the worker's silence
+                if session.handling or session.beginning:  # its messages wait for this broker: that is no silence of the worker
                     self.leases.renew(session.name, session.generation, now)
             expired = [self._sessions[name] for name, _ in self.leases.expired(now) if name in self._sessions]
             return expired, {name: float(self.leases.silence(name, now)) for name in self._sessions}

@@ -36,7 +36,9 @@ _TICK = 0.5
 _TURNS = 4
 #: Seconds that a caller has for its hello.
 _HELLO_SECONDS = 30.0
-_BEAT = encode(Beat())
+#: Heartbeats to workers are due after a third of a lease without a message. Those due within this share of it go together.
+_TOGETHER = 1 / 8
+_BEAT, _BEAT_FRAME = Beat(), encode(Beat())
 _T = TypeVar("_T")
 #: The cause of the end of a session when its worker asked for it.
 _LEFT = "it left"
@@ -80,6 +82,9 @@ class Sessions:
         self._table, self._events, self._say, self._unwelcome, self._welcome = table, events, say, unwelcome, welcome
         self._threads = ThreadGroup()
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The sessions to which commands are sent, and the timer of their heartbeats.
+        self._sending: set[Session] = set()
+        self._beats: asyncio.TimerHandle | None = None
         #: The readers of all sessions: asyncio alone does not keep a task alive.
         self._reading: set[asyncio.Task[None]] = set()
         #: For those that begin, and for those that end: a member that left must not wait for a thousand that come.
@@ -175,7 +180,7 @@ class Sessions:
         reading.add_done_callback(self._has_read)
         lease = float(self._table.lease)
         while not (await asyncio.wait((beginning,), timeout=lease / BEATS))[0]:
-            await stream.send(_BEAT)  # many wait for their turn: the worker shall know that this broker runs
+            await stream.send(_BEAT_FRAME)  # many wait for their turn: the worker shall know that this broker runs
         session, warnings = beginning.result()
         session.outgoing.open()
         self._loop = asyncio.get_running_loop()
@@ -214,16 +219,29 @@ class Sessions:
         return session, warnings
 
     async def _send_commands(self, session: Session, stream: FrameStream) -> None:
-        """Send the worker's commands; beats while there are none, so that it knows that this broker runs."""
-        while True:
-            try:
-                command = await session.outgoing.get(self._table.lease / BEATS)
-            except TimeoutError:
-                await stream.send(_BEAT)
-                continue
-            if command is None:
-                return
-            await stream.send(encode(command))
+        """Send the worker's commands, until None comes."""
+        self._sending.add(session)
+        if self._beats is None:
+            self._send_beats(asyncio.get_running_loop())
+        try:
+            while (command := await session.outgoing.get()) is not None:
+                await stream.send(_BEAT_FRAME if command is _BEAT else encode(command))
+        finally:
+            self._sending.discard(session)
+            if not self._sending and self._beats is not None:
+                self._beats.cancel()
+                self._beats = None
+
+    def _send_beats(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let each worker to which nothing was sent for long have a heartbeat, so that it knows that this broker runs.
+
+        One timer serves all sessions, and many beats are sent at once: otherwise each of them would wake the loop.
+        """
+        due = self._table.lease / BEATS
+        before = loop.time() - due
+        for session in self._sending:
+            session.outgoing.remind(_BEAT, before)
+        self._beats = loop.call_later(due * _TOGETHER, self._send_beats, loop)
 
     async def _read_begun(self, beginning: Awaitable[tuple[Session, list[str]]], call: Call, stream: FrameStream) -> None:
         try:
@@ -235,12 +253,16 @@ class Sessions:
     async def read(self, session: Session, call: Call, stream: FrameStream) -> None:
         """Report the frames of ``session`` to the broker, one after the other; then end the session."""
         cause = _LEFT
+        beat: Frame | None = None
         try:
             while (frame := await stream.receive()) is not None:
                 if not self._table.renew(session):
                     return  # its lease has expired: the worker came back too late
+                if frame is beat:
+                    continue  # nothing has changed
                 if holds(frame, Beat) and not run_of(frame):  # nearly all frames of an idle cluster; this waits for nothing
                     self._events.report(session.name, frame)
+                    beat = frame
                     continue
                 session.handling = True
                 try:

@@ -34,6 +34,8 @@ from farflung.messages.schema import (
 from farflung.messages.watching import BatchItem
 
 __all__ = [
+    "MOST_RETAINED_STEPS",
+    "MOST_STEPS",
     "CopyHashed",
     "Dropped",
     "Ended",
@@ -62,8 +64,10 @@ __all__ = [
 _LEAST_FACTOR = 1e-9
 _MOST_STAGES = 100_000
 _MOST_MICRO_BATCHES = 1_000_000
-#: Retained states of one worker, and step reports that it sends again after a loss.
-_MOST_STATES, _MOST_STEPS = 256, 64
+#: Retained states of one worker.
+_MOST_STATES = 256
+#: Step reports that a worker sends again after the loss of another worker, and after the loss of the broker.
+MOST_STEPS, MOST_RETAINED_STEPS = 64, 1024
 #: Verified units in one step report.
 _MOST_AUDITS = 1000
 #: Pairs of a stage and a helper in one step.
@@ -197,7 +201,7 @@ class RetainedRun(Item):
     run: Run
     attempt: Version
     states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
-    steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
+    steps: Annotated[tuple[Stepped, ...], Meta(max_length=MOST_RETAINED_STEPS)]
 
 
 class Hello(OwnerLimitsMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
@@ -290,7 +294,7 @@ class Dropped(RunReport, kind="dropped", on=Channel.REPORTS):
     """Answers ``Abort``: what the worker retains of the attempt, and its last step reports."""
 
     states: Annotated[tuple[RetainedStateItem, ...], Meta(max_length=_MOST_STATES)]
-    steps: Annotated[tuple[Stepped, ...], Meta(max_length=_MOST_STEPS)]
+    steps: Annotated[tuple[Stepped, ...], Meta(max_length=MOST_STEPS)]
 
 
 class Hashed(RunReport, kind="hashed", on=Channel.REPORTS):

@@ -45,16 +45,20 @@ class RunQueue:
     def start(self) -> list[Command]:
         """Plan the runs for which there are enough free members; finish those that were stopped while they waited."""
         commands: list[Command] = []
-        restored = self._state.restored()  # once: there may be thousands of waiting runs
+        restored, ready = self._state.restored(), self._ready()  # once: there may be thousands of waiting runs
         for run in self._state.waiting():
             # each run is assigned before the free members for the next one are counted
-            if not run.awaited and (members := self._members_for(run, restored)):
+            if not run.awaited and run.needs <= ready and (members := self._members_for(run, restored)):
                 commands.append(self._assign(run, self._candidates(run, members)))
-                restored = self._state.restored()
+                restored, ready = self._state.restored(), self._ready()
         for run in self._state.runs.values():
             if run.stopping and run.state is RunState.WAITING and not (run.awaited or run.expected):
                 commands += self._attempts.finish(run, RunState.STOPPED)  # nobody can resume it
         return commands
+
+    def _ready(self) -> int:
+        """Return how many members are ready; for some runs, fewer of them are free."""
+        return sum(one.ready for one in self._state.members.values())
 
     def _members_for(self, run: Run, restored: Sequence[Run]) -> tuple[str, ...]:
         """Return the free members for which ``run`` may be planned (empty: it waits for more)."""

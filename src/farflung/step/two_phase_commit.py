@@ -19,6 +19,7 @@ from dataclasses import replace
 from farflung.engines.base import Array
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import StepReady
+from farflung.messages.reports import MOST_RETAINED_STEPS
 from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.context import StepContext
 from farflung.step.stages.local_stages import LocalStages
@@ -27,8 +28,8 @@ from farflung.telemetry.faults import fault_point
 
 __all__ = ["TwoPhaseCommit"]
 
-#: Step reports that are stored for the broker, which may not have received those of a worker that died.
-_REPORTS = 64
+#: Losses of micro-batches in the stored step reports: a bound of their memory.
+_MOST_LOSSES = 1 << 17
 
 
 class TwoPhaseCommit:
@@ -45,7 +46,9 @@ class TwoPhaseCommit:
         self._decision: Decision | None = None
         #: stage -> the states that the forwards of the present step have changed, as they were before
         self._before: Mapping[int, Mapping[str, Array]] = {}
-        self._reports: deque[StepReport] = deque(maxlen=_REPORTS)
+        #: For the broker: it may lack reports of a worker that died, or have been frozen itself.
+        most = _MOST_LOSSES // len(setup.job.micro_batch_sizes)
+        self._reports: deque[StepReport] = deque(maxlen=max(1, min(most, MOST_RETAINED_STEPS)))
 
     def begin(self) -> None:
         """A step begins: copy the states that it changes before its end."""

@@ -38,10 +38,11 @@ from farflung.messages.commands import (
     Welcome,
 )
 from farflung.messages.conversions.retained_states import retained_state_items
-from farflung.messages.conversions.step_reports import message_of
+from farflung.messages.conversions.step_reports import newest_messages
 from farflung.messages.reports import Dropped, Hello, OfferItem, Relayed, RetainedRun, RetainedStateItem, Stepped
 from farflung.messages.router import Router
 from farflung.messages.schema import UNSET, Channel, Message, UnsetType
+from farflung.protocol.leases import LEASE
 from farflung.telemetry.faults import fault_point
 from farflung.telemetry.log_line import Detail
 from farflung.telemetry.shortage import free_space
@@ -70,6 +71,10 @@ __all__ = ["CarriedOver", "Worker"]
 
 #: How long the part in a run may take to end, in seconds: when this worker leaves, and else.
 _LEAVE_SECONDS, _END_SECONDS = 5.0, 30.0
+#: A broker that was frozen may lack the step reports of so many seconds.
+_UNREAD_SECONDS = 2 * LEASE
+#: Bytes. A broker need not decode a heartbeat that is equal to the last one.
+_DISK_STEP = 1e7
 _MIN_FRAME = 64 << 20
 #: Of what arrives, on a machine that offers less.
 _LEAST_BUDGET = 2 * _MIN_FRAME
@@ -237,16 +242,18 @@ class Worker:
         )
         holds: RetainedRun | UnsetType = UNSET
         if ended is not None and ended.run == self._retained.run:
-            states, steps = self._leftovers(ended.run, ended.attempt)
+            states, steps = self._leftovers(ended.run, ended.attempt, _UNREAD_SECONDS)
             holds = RetainedRun(run=ended.run, attempt=ended.attempt, states=states, steps=steps)
         return Hello(address=address, offer=offer, holds=holds, **limits)
 
-    def _leftovers(self, run: str, attempt: int) -> tuple[tuple[RetainedStateItem, ...], tuple[Stepped, ...]]:
-        """What is retained of ``run``, and the last reports of its attempt."""
+    def _leftovers(
+        self, run: str, attempt: int, seconds: float = 0.0
+    ) -> tuple[tuple[RetainedStateItem, ...], tuple[Stepped, ...]]:
+        """What is retained of ``run``, and the last reports of its attempt, at least those of the last ``seconds``."""
         ended = self._current.ended
         known = ended is not None and (ended.run, ended.attempt) == (run, attempt)
-        reports = [message_of(report, run, attempt) for report in ended.reports] if ended is not None and known else []
-        return retained_state_items(self._retained.retained_states(run)), tuple(reports)
+        reports = ended.reports if ended is not None and known else ()
+        return retained_state_items(self._retained.retained_states(run)), newest_messages(reports, run, attempt, seconds)
 
     def _command_router(self) -> Router[str, None]:
         """The handlers of the broker's commands, all on the session's thread."""
@@ -350,8 +357,9 @@ class Worker:
 
 
 def _free(options: WorkerOptions) -> float | None:
-    """Free bytes of the fullest of the disks with the data, the cache and the scratch folders of jobs."""
-    return free_space((options.data, default_cache(), Path(tempfile.gettempdir())))
+    """Free bytes of the fullest of the disks with the data, the cache and the scratch folders of jobs, in steps of 10 MB."""
+    free = free_space((options.data, default_cache(), Path(tempfile.gettempdir())))
+    return None if free is None else free - free % _DISK_STEP
 
 
 def _heartbeat(options: WorkerOptions, current: CurrentPart) -> list[Message]:

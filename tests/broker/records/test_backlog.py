@@ -197,7 +197,8 @@ def test_a_run_whose_folder_is_deleted_keeps_its_records(place: Path, tmp_path: 
     assert found.reader().manifest.step == STEPS
     assert [r.step for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)] == list(range(STEPS))
     assert RunFolder(found.folder).read_attempts() == RunFolder(tmp_path / "deleted").read_attempts()
-    assert {"job.json", "graph.json", "plan.json", "topology.json"} <= {file.name for file in found.folder.iterdir()}
+    assert {"job.json", "graph.json", "plan.json"} <= {file.name for file in found.folder.iterdir()}
+    assert RunFolder(found.folder).topology.read_text() == RunFolder(tmp_path / "deleted").topology.read_text()
     warnings = [text for frame in found.frames if frame.kind == "note" and "was deleted" in (text := frame.header["text"])]
     said = r"warning: .* was deleted or moved away during the run; it was made again with [34] of [34] records, without .*"
     assert [re.fullmatch(said, text) is not None for text in warnings] == [True], warnings

@@ -270,6 +270,21 @@ def test_of_two_brokers_that_are_started_together_one_leads(brokers: Brokers, mo
         second.lead("b:7070")
 
 
+def test_a_standby_reports_an_outage_of_the_database_once(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers.leads("a")
+    _, took = brokers.stands_by("b")
+    looks: list[object] = []
+
+    def unreachable(*look: object) -> None:
+        looks.append(look)
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(RecordsDatabase, "stand_by", unreachable)
+    until(lambda: len(looks) > 3)
+    assert brokers.said["b"].count("warning: no answer") == 1
+    assert not took.is_set()
+
+
 def test_what_a_former_leader_wrote_without_effect_is_set_aside(brokers: Brokers) -> None:
     first = brokers.leads("a")
     run = brokers.place / "a" / "runs" / "r"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import threading
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.commands.idle_members import IdleMembers, member_name
+from farflung.broker.live_run import new_run
 from farflung.broker.requests import status_queries
+from farflung.broker.requests.status_queries import StatusQueries
 from farflung.client import control
+from farflung.client.connection import Client
 from farflung.messages.calls import Status, StatusAnswer
 from farflung.messages.remote_calls import ask
+from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import RpcClient
 from farflung.worker import process
-from tests.support.loopback import Loopback
+from farflung.worker.membership import join
+from tests.support.loopback import Loopback, captured, text_job
 from tests.support.quiet import until
 
 
@@ -58,3 +65,46 @@ def test_many_members_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert status["states"] == dict.fromkeys(names, "standby")
         assert "more_members" not in status
         assert [one.after or "" for one in asked] == ["", names[1], names[3]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_long_queue_and_clients_that_always_ask_do_not_disturb_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,500 runs, as many as the quotas of 15 tickets allow, and four clients that ask for the status all the time."""
+    waiting, askers, steps = 1500, 4, 60
+    locked, entry, over = list[bool](), StatusQueries._run_status, threading.Event()
+
+    def watch(queries: StatusQueries, one: Any) -> dict[str, Any]:
+        locked.append(queries.runs.changed._is_owned())  # type: ignore[attr-defined]
+        return entry(queries, one)
+
+    monkeypatch.setattr(StatusQueries, "_run_status", watch)
+    with Loopback(home, 1) as cluster, ExitStack() as ending:
+
+        def client(name: str) -> Client:
+            return ending.enter_context(closing(Client(join(cluster.ticket("submit"), name=name, role="client"))))
+
+        for _ in range(waiting):  # without the check of each document, which takes a process
+            bundle = captured(text_job(steps=1, workers=9), home)
+            live = new_run(bundle, cluster.broker.home / "runs" / bundle.run, "somebody")
+            assert cluster.broker.manager.submit(live, lambda live=live: live.store.root.mkdir(parents=True)) == "waiting"
+        counts: dict[str, list[int]] = {f"asker-{number}": [] for number in range(askers)}
+
+        def ask_always(name: str, asker: Client) -> None:
+            while not over.is_set():
+                counts[name].append(len(asker.status()["runs"]))  # type: ignore[arg-type]
+
+        threads = ThreadGroup()
+        ending.callback(threads.join)
+        ending.callback(over.set)
+        for name in counts:
+            threads.spawn(name, ask_always, name, client(name))
+        until(lambda: all(counts.values()))
+        found = cluster.run(text_job(steps=steps, workers=1))
+        over.set()
+        threads.join()
+    assert (found.result.status, len(found.steps)) == ("finished", steps)
+    assert [frame.kind for frame in found.frames].count("planned") == 1, "no attempt was lost"
+    assert all(set(numbers) <= {waiting, waiting + 1} for numbers in counts.values())
+    assert locked
+    assert not any(locked), "an answer was made under the main lock"

@@ -13,6 +13,7 @@ import pytest
 
 from farflung.broker.process import Broker
 from farflung.broker.replication.database import LeaderRow, RecordsDatabase
+from farflung.broker.replication.leadership import Leadership
 from farflung.cli.main import main
 from farflung.security import Ticket
 from farflung.security.files import write_private
@@ -87,6 +88,25 @@ def test_a_broker_that_cannot_be_opened_gives_the_lead_back(tmp_path: Path, caps
     with closing(RecordsDatabase(url)) as database:
         found = database.leader()
     assert (found.term, found.holder) == (1, "")
+
+
+def test_a_signal_right_after_a_broker_took_the_lead_gives_the_lead_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sqlalchemy", reason="no SQLAlchemy: pip install 'farflung[sql]'")
+    url, lead = f"sqlite:///{tmp_path}/records.sqlite", Leadership.lead
+
+    def interrupted(self: Leadership, address: str) -> None:
+        lead(self, address)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Leadership, "lead", interrupted)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    code, _ = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", listen)
+    with closing(RecordsDatabase(url)) as database:
+        found = database.leader()
+    assert (code, found.term, found.holder) == (0, 1, "")
 
 
 def test_a_standby_takes_over_and_a_second_leader_is_refused(tmp_path: Path) -> None:

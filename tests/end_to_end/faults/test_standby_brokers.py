@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farflung.chaos.kills import differing_tensors
-from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
+from farflung.telemetry import RunFolder, StepRecord
 from tests.support.command_processes import Program
 from tests.support.quiet import until
 from tests.support.sql_servers import postgres
@@ -138,12 +138,7 @@ def test_a_leader_that_stops_and_wakes_up_ends_without_effect(cluster: Cluster) 
     assert cluster.programs["a"].ends() == 1
     assert re.search(r"this broker (has no effect any more|could not renew.*); start it again", cluster.programs["a"].text)
     watcher.ends_cleanly(0, 200.0)
-    run = _run_of(cluster.place / "b")
-    steps = _steps(run)  # workers retain the reports of their last 64 steps, and made more meanwhile
-    assert steps == sorted(set(steps))
-    assert steps[-1] == _STEPS - 1
-    resumed = next(record.step for record in RunFolder(run).records() if isinstance(record, RecoveryRecord))
-    assert set(range(max(resumed - 64, 0), resumed)) <= set(steps)
+    assert _steps(_run_of(cluster.place / "b")) == list(range(_STEPS)), "workers trained on while the leader was stopped"
     again = cluster.broker("a", "--standby")
     again.until(f"standing by at 127.0.0.1:{cluster.ports['a']} for the broker at 127.0.0.1:{cluster.ports['b']}")
 

@@ -130,3 +130,27 @@ def test_what_begins_when_a_call_has_ended_still_has_a_thread(monkeypatch: pytes
         assert serving.wait(PATIENCE)
         server.close(0.1)
     assert order == ["end", "threads"]
+
+
+def test_a_small_frame_that_repeats_is_decoded_once() -> None:
+    server, got = RpcServer(Insecure(name="broker")), list[Frame]()
+
+    async def serve(call: Call, stream: FrameStream) -> None:
+        while (frame := await stream.receive()) is not None:
+            got.append(frame)
+            await stream.send(frame)
+
+    server.coroutine("session", serve)
+    address = server.listen("127.0.0.1:0")
+    server.start()
+    beat, large = Frame("beat", {"disk": 1.0}), Frame("text", {"text": "x" * 1000})
+    said = [beat, beat, Frame("beat", {"disk": 2.0}), beat, large, large]
+    with closing(RpcClient(address, Insecure(name="w"))) as client, closing(client.session("session")) as session:
+        for frame in said:
+            session.send(frame)
+        answers = [answer for _, answer in zip(said, session, strict=False)]
+        session.end()
+    server.close(0.1)
+    assert got == answers == said
+    assert got[0] is got[1]
+    assert got[4] is not got[5], "large frames are not remembered"

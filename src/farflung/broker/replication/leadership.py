@@ -19,7 +19,7 @@ from farflung.broker.replication.database import Change, LeaderRow, RecordsDatab
 from farflung.broker.replication.folder_copy import FolderCopy, copied_files, run_files
 from farflung.broker.replication.folder_replay import FolderReplay
 from farflung.broker.replication.lease_watch import LeaseWatch
-from farflung.clock import monotonic
+from farflung.clock import monotonic, sleep
 from farflung.errors import InputError, SecurityError
 from farflung.protocol.leases import LEASE
 from farflung.security.files import make_private_folder, read_private, write_private
@@ -94,14 +94,14 @@ class Leadership:
         if not found.cluster:
             raise InputError(f"no broker has led the cluster in {self._database.name} yet: start one without --standby first")
         self._check_cluster(found)
-        looks, seen = 0, monotonic()
+        looks, seen, failure = 0, monotonic(), ""
         say(f"standing by at {address} for the broker at {found.address}")
         while not ended.is_set():
             try:
                 looks += 1
                 self._database.stand_by(address, looks)
                 self._replay.follow(self._database.changes)
-                now = self._database.leader()
+                now, failure = self._database.leader(), ""
                 if (now.term, now.beat) != (found.term, found.beat):
                     if now.term != found.term:
                         say(f"the broker at {now.address} leads now")
@@ -113,8 +113,9 @@ class Leadership:
             except Superseded:
                 continue  # another standby was faster
             except Unreachable as error:
-                say(f"warning: {error}")
-                seen = monotonic()  # nobody could renew a lease
+                if failure != str(error):  # once for each outage
+                    say(f"warning: {error}")
+                failure, seen = str(error), monotonic()  # nobody could renew a lease
             ended.wait(_LOOK)
         with suppress(Unreachable):
             self._database.leave(address)
@@ -271,7 +272,7 @@ class Leadership:
                 if self._lease.expired:
                     self._end(f"this broker could not renew its lease: {error}")
                     raise
-                self._over.wait(_RETRY)
+                sleep(_RETRY)
             else:
                 return
 

@@ -176,7 +176,8 @@ class StatusQueries:
     def _facts(self, member: Member, waiting: Sequence[Run], training: Sequence[Run], restored: Sequence[Run]) -> list[RunFacts]:
         """Return the first of the ``waiting`` runs that may take the idle ``member``, and the newest that trains."""
         machine = self.runs.machine
-        first = next((run for run in waiting if run.needs and machine.may_take(run.run, member, restored)), None)
+        may_wait = waiting if member.ready else ()  # no run may take the others, however many wait
+        first = next((run for run in may_wait if machine.may_take(run.run, member, restored)), None)
         found = []
         for run in [*([] if first is None else [first]), *training]:
             live = self.runs.find(run.run)

@@ -96,10 +96,10 @@ def broker(
         trackers=tracker_names(trackers),
     )
     leadership = take_lead(records, place, (listen, named), storage.mirror, over, say if standby else None)
-    if over.is_set():
-        return  # the signal came while it stood by
     storage = replace(storage, leadership=leadership)
     with given_back(leadership):
+        if over.is_set():
+            raise typer.Exit  # the signal came while it stood by, or just after it took the lead
         served = Broker(place, listen=listen, advertise=named, say=say, judge=judge, storage=storage)
     console = _Console(served=served, place=place, folder=folder, validity=validity, secret=no_tickets, leadership=leadership)
     dashboard = None

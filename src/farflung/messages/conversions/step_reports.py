@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from farflung.messages.reports import AuditItem, Stepped, Traced
+import msgspec
+
+from farflung.messages.reports import MOST_STEPS, AuditItem, Stepped, Traced
 from farflung.messages.schema import UNSET
 from farflung.plan.verification import Audit, Digests, Transfer, TransferKind, Unit
 from farflung.telemetry.records import CodecUse, Link
 from farflung.telemetry.trace import ClockOffset, ProcessTrace, unpack_spans
 
-__all__ = ["StepReport", "message_of", "report_of", "trace_of"]
+__all__ = ["StepReport", "message_of", "newest_messages", "report_of", "trace_of"]
+
+#: The most bytes of reports that are sent again. A header may have as many items.
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,23 @@ def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
         helped=tuple((*key, *work) for key, work in report.helped.items()) or UNSET,
         codecs=tuple((*pair, use.encode_seconds, use.decode_seconds, use.error) for pair, use in report.codecs.items()),
     )
+
+
+def newest_messages(reports: Sequence[StepReport], run: str, attempt: int, seconds: float = 0.0) -> tuple[Stepped, ...]:
+    """Return the newest of ``reports``, which are in the order of steps, as messages.
+
+    These are the last ``MOST_STEPS``, and those of the last ``seconds``, if they are not too large together.
+    """
+    found: list[Stepped] = []
+    size, age = 0, 0.0
+    for report in reversed(reports):
+        message = message_of(report, run, attempt)
+        size += len(msgspec.msgpack.encode(message))
+        if found and (size > _MOST_BYTES or (len(found) >= MOST_STEPS and age >= seconds)):
+            break
+        found.append(message)
+        age += report.seconds
+    return tuple(reversed(found))
 
 
 def report_of(message: Stepped) -> StepReport:

@@ -18,6 +18,8 @@ from farflung.wire.frames import Frame, FrameLimits, decode_frame, encode_frame
 __all__ = ["Call", "FrameStream", "RpcContext", "join_frame"]
 
 T = TypeVar("T")
+#: Frames of at most so many bytes are remembered: nearly all are heartbeats, which repeat.
+_SMALL = 128
 #: What gRPC knows of a call; for the thread of the event loop only.
 RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -82,9 +84,12 @@ class FrameStream:
     def __init__(self, context: RpcContext, limits: FrameLimits, name: str) -> None:
         """``name``: of the caller, for errors."""
         self._context, self._limits, self._name = context, limits, name
+        #: The last small frame that was received, and the last one that was sent, each as its bytes and as a frame.
+        self._received: tuple[bytes, Frame] | None = None
+        self._sent: tuple[bytes, Frame] | None = None
 
     async def receive(self) -> Frame | None:
-        """Return the next frame (None: the caller has said goodbye).
+        """Return the next frame (None: the caller has said goodbye). A small one that repeats is the same object.
 
         Raises:
             ConnectionLost: the caller broke off.
@@ -96,7 +101,12 @@ class FrameStream:
             raise self._lost() from error
         if not isinstance(message, bytes):  # EOF: gRPC alone can't tell an end from a death
             raise self._lost()
-        return decode_frame(message, self._limits) if message else None
+        if self._received is not None and message == self._received[0]:
+            return self._received[1]
+        frame = decode_frame(message, self._limits) if message else None
+        if frame is not None and len(message) <= _SMALL:
+            self._received = message, frame
+        return frame
 
     async def send(self, frame: Frame) -> None:
         """Send ``frame``; waits while the caller does not read (back-pressure).
@@ -105,7 +115,10 @@ class FrameStream:
             ConnectionLost: the call is over.
             WireError: the frame is too large.
         """
-        message = join_frame(frame, self._limits)
+        if self._sent is not None and frame is self._sent[1]:
+            message = self._sent[0]
+        elif len(message := join_frame(frame, self._limits)) <= _SMALL:
+            self._sent = message, frame
         try:
             await self._context.write(message)
         except grpc.aio.BaseError as error:
