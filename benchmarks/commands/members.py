@@ -39,6 +39,8 @@ __all__ = ["Members", "MembersSettings"]
 #: Targets: of a core, bytes, seconds; how much more the end of the soak may take than its beginning.
 _CPU, _MEMORY, _STATUS, _JOIN, _GROWTH = 0.3, 1.5e9, 1.0, 1.0, 1.05
 _PATIENCE = 600.0
+#: How often the broker's process is looked at for one figure.
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +119,13 @@ class _Cluster:
         return self.members.join([member_name(next(self._numbers)) for _ in range(count)])
 
     def usage(self) -> _Usage:
-        return _Usage(
-            memory=float(self.process.memory_info().rss), threads=self.process.num_threads(), descriptors=self.process.num_fds()
-        )
+        """What the broker takes while it handles no report: each report has a thread for a moment."""
+        looks = []
+        for _ in range(_LOOKS):
+            time.sleep(0.1)
+            memory = float(self.process.memory_info().rss)
+            looks.append(_Usage(memory=memory, threads=self.process.num_threads(), descriptors=self.process.num_fds()))
+        return min(looks, key=lambda one: one.threads)
 
     def idle(self) -> list[str]:
         """The names of members that have no part in a run, the newest first."""

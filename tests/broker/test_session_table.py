@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from farflung.broker.session_table import Mailbox, SessionTable
+from farflung.broker.session_table import BEAT, Heartbeats, Mailbox, SessionTable
 from farflung.errors import ConnectionLost, InputError
 from farflung.messages.commands import Beat, Stop
 from farflung.protocol.leases import Leases
@@ -129,3 +129,19 @@ def test_a_coroutine_that_has_waited_for_long_is_reminded() -> None:
     asyncio.run(receive())
     box.put(Beat())
     assert box.take() == [Beat()], "the coroutine has ended, and nothing fails"
+
+
+def test_one_timer_serves_the_mailboxes_of_idle_sessions_and_ends_with_the_last_one() -> None:
+    beats = Heartbeats(lambda: 0.01)
+
+    async def receive(box: Mailbox) -> list[object]:
+        box.open()
+        with beats.serving(box):
+            return [await box.get() for _ in range(3)]
+
+    async def serve() -> list[list[object]]:
+        found = await asyncio.gather(receive(Mailbox()), receive(Mailbox()))
+        return list(found)
+
+    for _ in range(2):  # the second loop needs a timer of its own
+        assert asyncio.run(serve()) == [[BEAT] * 3] * 2

@@ -280,34 +280,6 @@ class Mute(Said):
             raise ConnectionLost("lost w: the connection broke off") from None
 
 
-def test_workers_to_which_nothing_else_is_sent_get_heartbeats_from_one_timer() -> None:
-    table = SessionTable(lambda name: 1, Leases(length=Seconds(0.01)))
-    sessions = Sessions(table, Events(), lambda text: None)
-
-    class Served(Mute):
-        def __init__(self, name: str) -> None:
-            super().__init__(())
-            self.session = table.enter(name)
-
-        async def send(self, frame: Frame) -> None:
-            await super().send(frame)
-            if len(self.sent) == 3:
-                table.end(self.session, "enough")
-
-        async def serve(self) -> None:
-            self.session.outgoing.open()
-            await sessions._send_commands(self.session, cast(Any, self))
-
-    async def serve(*served: Served) -> None:
-        await asyncio.gather(*(one.serve() for one in served))
-        assert sessions._beats is None, "the timer ends with the last session"
-
-    for names in ("ab", "cd"):
-        served = [Served(name) for name in names]
-        asyncio.run(serve(*served))
-        assert [one.sent for one in served] == [["beat"] * 3] * 2
-
-
 def test_who_says_no_hello_does_not_keep_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farflung.broker.sessions._HELLO_SECONDS", 0.0)
     sessions = Sessions(SessionTable(lambda name: 1), Events(), lambda text: None)

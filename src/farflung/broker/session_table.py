@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, InputError
+from farflung.messages.commands import Beat
 from farflung.messages.schema import Message
 from farflung.protocol.leases import Leases
 from farflung.units import Seconds
 
-__all__ = ["Mailbox", "Session", "SessionTable"]
+__all__ = ["BEAT", "Heartbeats", "Mailbox", "Session", "SessionTable"]
 
 #: Seconds for which a worker counts as joining after it was given a certificate.
 _JOINING = 60.0
+#: Heartbeats that are due within this share of their period are sent together.
+_TOGETHER = 1 / 8
+BEAT = Beat()
 
 
 class Mailbox:
@@ -69,6 +73,40 @@ class Mailbox:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Heartbeats:
+    """Heartbeats for workers to which nothing else is sent, so that they know that this broker runs. For one loop's thread.
+
+    One timer serves all sessions, and many heartbeats are sent at once: otherwise each of them would wake the loop.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        """``seconds`` returns after which time without a message a heartbeat is due."""
+        self._seconds = seconds
+        self._boxes: set[Mailbox] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def serving(self, box: Mailbox) -> Iterator[None]:
+        """Queue ``BEAT`` in ``box`` from time to time."""
+        self._boxes.add(box)
+        if self._timer is None:
+            self._remind(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            self._boxes.discard(box)
+            if not self._boxes and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _remind(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = self._seconds()
+        before = loop.time() - due
+        for box in self._boxes:
+            box.remind(BEAT, before)
+        self._timer = loop.call_later(due * _TOGETHER, self._remind, loop)
 
 
 @dataclass(slots=True, eq=False)

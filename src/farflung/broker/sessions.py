@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from farflung.broker.links.advertised_address import check_advertised
-from farflung.broker.session_table import Session, SessionTable
+from farflung.broker.session_table import BEAT, Heartbeats, Session, SessionTable
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, SecurityError, WireError
 from farflung.messages.commands import Beat, Fenced, Goodbye, Welcome
@@ -36,9 +36,7 @@ _TICK = 0.5
 _TURNS = 4
 #: Seconds that a caller has for its hello.
 _HELLO_SECONDS = 30.0
-#: Heartbeats to workers are due after a third of a lease without a message. Those due within this share of it go together.
-_TOGETHER = 1 / 8
-_BEAT, _BEAT_FRAME = Beat(), encode(Beat())
+_BEAT_FRAME = encode(BEAT)
 _T = TypeVar("_T")
 #: The cause of the end of a session when its worker asked for it.
 _LEFT = "it left"
@@ -82,9 +80,7 @@ class Sessions:
         self._table, self._events, self._say, self._unwelcome, self._welcome = table, events, say, unwelcome, welcome
         self._threads = ThreadGroup()
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: The sessions to which commands are sent, and the timer of their heartbeats.
-        self._sending: set[Session] = set()
-        self._beats: asyncio.TimerHandle | None = None
+        self._heartbeats = Heartbeats(lambda: table.lease / BEATS)
         #: The readers of all sessions: asyncio alone does not keep a task alive.
         self._reading: set[asyncio.Task[None]] = set()
         #: For those that begin, and for those that end: a member that left must not wait for a thousand that come.
@@ -220,28 +216,9 @@ class Sessions:
 
     async def _send_commands(self, session: Session, stream: FrameStream) -> None:
         """Send the worker's commands, until None comes."""
-        self._sending.add(session)
-        if self._beats is None:
-            self._send_beats(asyncio.get_running_loop())
-        try:
+        with self._heartbeats.serving(session.outgoing):
             while (command := await session.outgoing.get()) is not None:
-                await stream.send(_BEAT_FRAME if command is _BEAT else encode(command))
-        finally:
-            self._sending.discard(session)
-            if not self._sending and self._beats is not None:
-                self._beats.cancel()
-                self._beats = None
-
-    def _send_beats(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let each worker to which nothing was sent for long have a heartbeat, so that it knows that this broker runs.
-
-        One timer serves all sessions, and many beats are sent at once: otherwise each of them would wake the loop.
-        """
-        due = self._table.lease / BEATS
-        before = loop.time() - due
-        for session in self._sending:
-            session.outgoing.remind(_BEAT, before)
-        self._beats = loop.call_later(due * _TOGETHER, self._send_beats, loop)
+                await stream.send(_BEAT_FRAME if command is BEAT else encode(command))
 
     async def _read_begun(self, beginning: Awaitable[tuple[Session, list[str]]], call: Call, stream: FrameStream) -> None:
         try:

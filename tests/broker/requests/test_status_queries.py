@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.commands.idle_members import IdleMembers, member_name
 from farflung.broker.live_run import new_run
+from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests import status_queries
-from farflung.broker.requests.status_queries import StatusQueries
 from farflung.client import control
 from farflung.client.connection import Client
 from farflung.messages.calls import Status, StatusAnswer
 from farflung.messages.remote_calls import ask
+from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import RpcClient
 from farflung.worker import process
@@ -72,13 +72,19 @@ def test_many_members_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_long_queue_and_clients_that_always_ask_do_not_disturb_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,500 runs, as many as the quotas of 15 tickets allow, and four clients that ask for the status all the time."""
     waiting, askers, steps = 1500, 4, 60
-    locked, entry, over = list[bool](), StatusQueries._run_status, threading.Event()
+    locked, owns, over = list[bool](), RunFolders.owns, threading.Event()
 
-    def watch(queries: StatusQueries, one: Any) -> dict[str, Any]:
-        locked.append(queries.runs.changed._is_owned())  # type: ignore[attr-defined]
-        return entry(queries, one)
+    def watch(folders: RunFolders, run: str, caller: Caller) -> bool:
+        """Called for each run of an answer: note whether this thread has the main lock."""
+        try:
+            cluster.broker.runs.changed.notify(0)
+        except RuntimeError:
+            locked.append(False)
+        else:
+            locked.append(True)
+        return owns(folders, run, caller)
 
-    monkeypatch.setattr(StatusQueries, "_run_status", watch)
+    monkeypatch.setattr(RunFolders, "owns", watch)
     with Loopback(home, 1) as cluster, ExitStack() as ending:
 
         def client(name: str) -> Client:
