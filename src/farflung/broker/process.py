@@ -16,6 +16,7 @@ from typing import BinaryIO
 from farflung.broker.access_control import AccessControl
 from farflung.broker.admission import Admission
 from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines
+from farflung.broker.links.hole_punching import HolePunching
 from farflung.broker.links.network import Network
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.reachability import DIAL_SECONDS, Dial, Reachability
@@ -59,6 +60,7 @@ from farflung.security.files import make_private_folder
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
+from farflung.transports.punching.observer import AddressObserver
 from farflung.transports.rpc import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
@@ -153,8 +155,10 @@ class Broker:
         self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome, access.recheck)
-        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
-        door = RpcServer(credentials, host=RpcHost(log=say), door=True)
+        observer = AddressObserver(self.network.punching.seen, self._other_port)
+        opening.callback(observer.close)
+        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check, observe=observer.serve))
+        door = RpcServer(credentials, host=RpcHost(log=say, observe=observer.serve), door=True)
         access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
         tunnel = DashboardTunnel(self.home)
@@ -220,6 +224,7 @@ class Broker:
         return Network(
             table=links,
             reachability=reachability,
+            punching=HolePunching(send, reachability.may_punch),
             probes=LinkProbes(send, links),
             relays=Relays(send),
             routes=Routes(self.runs.machine, self.runs.changed, reachability, send),
@@ -307,6 +312,11 @@ class Broker:
         self.store_addresses()
         server.start()
         door.start()
+
+    def _other_port(self, port: int) -> int:
+        """Return the one of the two ports that ``port`` is not: each NAT type treats two ports in its own way."""
+        door = int(self.address.rpartition(":")[2])
+        return self.member_port if port == door else door
 
     def store_addresses(self) -> None:
         """Write the addresses to the folder, for the command that issues tickets."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from farflung.cluster.nat_types import NatType
 from farflung.messages.commands import DecisionItem
 from farflung.messages.schema import (
     FINITE,
@@ -45,10 +46,13 @@ __all__ = [
     "Helping",
     "LinkItem",
     "Measured",
+    "NatDescribed",
     "Noted",
     "OfferItem",
     "Prepared",
     "Probed",
+    "PunchEnded",
+    "PunchWanted",
     "Reached",
     "Relayed",
     "RetainedRun",
@@ -247,6 +251,25 @@ class Reached(Message, kind="reached", on=Channel.REPORTS):
 
     question: Count
     found: dict[Member, bool]
+
+
+class NatDescribed(Message, kind="nat", on=Channel.REPORTS):
+    """Answers ``DescribeNat``."""
+
+    nat: NatType
+
+
+class PunchWanted(Message, kind="punch_wanted", on=Channel.REPORTS):
+    """This worker needs a connection with ``peer``, which only hole punching reaches."""
+
+    peer: Member
+
+
+class PunchEnded(Message, kind="punch_ended", on=Channel.REPORTS):
+    """Whether the attempt that this worker wanted has ``reached`` the peer."""
+
+    peer: Member
+    reached: bool
 
 
 class Relayed(Message, kind="relayed", on=Channel.REPORTS):

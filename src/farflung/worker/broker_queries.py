@@ -7,16 +7,18 @@ from contextlib import suppress
 from typing import TypeVar
 
 from farflung.errors import ConnectionLost, FarflungError, InputError
-from farflung.messages.commands import Measure, Probe, Reach
-from farflung.messages.reports import Measured, Probed, Reached
+from farflung.messages.commands import DescribeNat, Measure, Probe, Reach
+from farflung.messages.reports import Measured, NatDescribed, Probed, Reached
 from farflung.messages.schema import Message
+from farflung.security import split_address
 from farflung.thread_group import ThreadGroup
+from farflung.transports.punching.nat_probe import find_nat
 from farflung.worker.device_measurement import MeasuredDevice
 from farflung.worker.links.peer_links import PeerLinks
 
 __all__ = ["BrokerQueries"]
 
-_Query = TypeVar("_Query", Measure, Probe, Reach)
+_Query = TypeVar("_Query", DescribeNat, Measure, Probe, Reach)
 
 #: The longest cause that is reported, in characters.
 _MAX_CAUSE = 3000
@@ -28,15 +30,22 @@ class BrokerQueries:
     """Answers each query on a thread of its own. ``begin`` is called on the session's thread."""
 
     def __init__(
-        self, device: MeasuredDevice, links: PeerLinks, busy: Callable[[], bool], report: Callable[[Message], None]
+        self,
+        device: MeasuredDevice,
+        links: PeerLinks,
+        broker: str,
+        busy: Callable[[], bool],
+        report: Callable[[Message], None],
     ) -> None:
-        """``busy``: whether the worker has a part in a run."""
-        self._device, self._links, self._busy, self._report = device, links, busy, report
+        """``broker``: its ``host:port``. ``busy``: whether the worker has a part in a run."""
+        self._device, self._links, self._broker, self._busy, self._report = device, links, broker, busy, report
         self._threads = ThreadGroup()
 
-    def begin(self, query: Measure | Probe | Reach) -> None:
+    def begin(self, query: DescribeNat | Measure | Probe | Reach) -> None:
         """Answer ``query``."""
         match query:
+            case DescribeNat():
+                self._threads.spawn("query-nat", self._answer, self._describe_nat, query)
             case Measure():
                 self._threads.spawn("query-measure", self._answer, self._measure, query)
             case Probe():
@@ -74,6 +83,11 @@ class BrokerQueries:
         except FarflungError as error:
             answer = Probed(peer=peer, cause=str(error)[:_MAX_CAUSE])
         self._report(answer)
+
+    def _describe_nat(self, query: DescribeNat) -> None:
+        """Find out what stands between this machine and the broker."""
+        del query
+        self._report(NatDescribed(nat=find_nat(split_address(self._broker))))  # no answer: the broker tries holes anyway
 
     def _reach(self, query: Reach) -> None:
         """Dial peers, all at once: which ones answer."""

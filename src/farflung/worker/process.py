@@ -18,6 +18,7 @@ from farflung.messages import commands
 from farflung.messages.commands import (
     Abort,
     Beat,
+    DescribeNat,
     Dismissed,
     Fenced,
     Forget,
@@ -28,9 +29,11 @@ from farflung.messages.commands import (
     Lend,
     Measure,
     Meet,
+    Observe,
     OwnerRequest,
     Prepare,
     Probe,
+    Punch,
     Reach,
     Relay,
     Start,
@@ -58,6 +61,7 @@ from farflung.worker.control_session import ControlSession
 from farflung.worker.device_measurement import MeasuredDevice, open_device
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
+from farflung.worker.links.punching import Punching
 from farflung.worker.membership import Membership
 from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.options import WorkerOptions
@@ -130,17 +134,20 @@ class Worker:
         self._threads = ThreadGroup()
         budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
+        broker, report = membership.client.address, self.session.report
+        punching = Punching(broker, report, lambda sock: endpoint.take_in(sock, relay=""), log)
+        current = self._current
         endpoint = TcpEndpoint(
             membership.credentials,
-            PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
+            PeerFrames(current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
             listen=options.listen,
             advertise=options.advertise or membership.own_host,
             config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=budget, peers_only=True),
-            events=EndpointEvents(on_lost=self._current.on_lost, on_arrival=self._current.on_arrival, log=log),
+            events=EndpointEvents(on_lost=current.on_lost, on_arrival=current.on_arrival, log=log, punch=punching.dial),
         )
-        links = PeerLinks(endpoint)
+        links = PeerLinks(endpoint, punching)
         self._relays = RelayService(endpoint, log)
-        self._queries = BrokerQueries(self._device, links, lambda: self._current.part is not None, self.session.report)
+        self._queries = BrokerQueries(self._device, links, broker, lambda: self._current.part is not None, report)
         self._services = RunServices(
             engine=self._device.engine,
             device=self._device.name,
@@ -150,7 +157,7 @@ class Worker:
             links=links,
             retained=self._retained,
             storage=BrokerStorage(membership.client),
-            report=self.session.report,
+            report=report,
             log=log,
             observer=observer or NoObserver(),
         )
@@ -260,6 +267,9 @@ class Worker:
         router.register(Measure, lambda _, query: self._queries.begin(query))
         router.register(Probe, lambda _, query: self._queries.begin(query))
         router.register(Reach, lambda _, query: self._queries.begin(query))
+        router.register(DescribeNat, lambda _, query: self._queries.begin(query))
+        router.register(Observe, lambda _, order: self._services.links.punching.begin(order))
+        router.register(Punch, lambda _, order: self._services.links.punching.go(order))
         router.register(Relay, lambda _, command: self._relay(command))
         router.register(Meet, lambda _, command: self._services.links.connect(command.addresses, command.relays))
         router.register(Prepare, lambda _, command: self._take_part(command))

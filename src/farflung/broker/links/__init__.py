@@ -2,6 +2,7 @@
 
 - ``advertised_address``: which addresses workers may advertise.
 - ``reachability``: ``Reachability``: who can dial whom.
+- ``hole_punching``: ``HolePunching``: connects members behind NAT.
 - ``probes``: ``LinkProbes``: which worker probes which other one, and when.
 - ``traffic_figures``: figures of links from training traffic.
 - ``table``: ``LinkTable``: the figures of every link.

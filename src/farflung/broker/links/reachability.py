@@ -2,25 +2,28 @@
 
 Two workers share a link if one of them can dial the other. A worker behind NAT or a firewall may accept connections from its own
 network only. It may also be unable to dial a worker that the broker can dial. So before a plan is made, such a worker dials the
-others, and they dial it. Pairs that nobody tested count as reachable.
+others, and they dial it. Pairs that nobody tested count as reachable. Two workers of which neither can dial the other try hole
+punching (``hole_punching``), unless their NATs rule it out.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
+from farflung.cluster.nat_types import NatType, Way, way_between
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
-from farflung.messages.commands import Reach
+from farflung.messages.commands import DescribeNat, Reach
 from farflung.messages.schema import Message
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
+from farflung.transports.base import PUNCHED
 
 __all__ = ["DIAL_SECONDS", "Dial", "Reachability"]
 
@@ -28,6 +31,8 @@ __all__ = ["DIAL_SECONDS", "Dial", "Reachability"]
 DIAL_SECONDS = 3.0
 #: Seconds that workers have to answer.
 _PATIENCE = 20.0
+#: Pairs that try hole punching for one plan, and attempts of a pair that may fail in a row.
+_MOST_PUNCHED, _MOST_FAILURES = 200, 2
 #: Seconds that ``close`` waits for dialling threads.
 _END_SECONDS = 2 * DIAL_SECONDS
 
@@ -48,6 +53,12 @@ class Reachability:
         self._open: dict[str, Future[bool]] = {}
         #: (from, to) -> whether the one can dial the other
         self.known: dict[tuple[str, str], bool] = {}
+        #: pair -> whether hole punching connects it; the first member of the pair dials
+        self.punched: dict[Pair, bool] = {}
+        #: pair -> how often punching has failed since it succeeded
+        self._failures: dict[Pair, int] = {}
+        #: Types of NAT, as members describe them.
+        self.nat_types: dict[str, NatType] = {}
         #: question -> who was asked, and the answer
         self._waiting: dict[int, tuple[str, Future[Mapping[str, Any]]]] = {}
         self._questions = itertools.count(1)
@@ -66,8 +77,10 @@ class Reachability:
     def _forget(self, name: str) -> None:
         """Drop all results of ``name`` (under the lock)."""
         self._open.pop(name, None)
-        for direction in [direction for direction in self.known if name in direction]:
-            del self.known[direction]
+        self.nat_types.pop(name, None)
+        for found in (self.known, self.punched, self._failures):
+            for direction in [direction for direction in found if name in direction]:
+                del found[direction]
 
     def lost(self, name: str) -> None:
         """Do not wait for ``name`` any more, and forget what is known of it."""
@@ -121,6 +134,7 @@ class Reachability:
         self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
         self.ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
         self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
+        self._punch([pair_of(a, b) for a, b in doubtful if not self._reached(a, b)])
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:
@@ -134,26 +148,82 @@ class Reachability:
             names[member.name] = names[reached[0]] if reached else f"nat of {member.name}"
         return names
 
+    def described(self, name: str, nat: NatType) -> None:
+        """The member ``name`` says behind which type of NAT it is."""
+        with self._lock:
+            self.nat_types[name] = nat
+
+    def address_for(self, name: str, peer: str, address: str) -> str:
+        """Return by which address ``name`` dials ``peer``, which listens at ``address`` (empty: ``name`` waits)."""
+        if self.can_dial(name, peer):
+            return address
+        with self._lock:
+            return PUNCHED if self.punched.get((name, peer)) else ""
+
+    def punched_among(self, names: Collection[str]) -> list[Pair]:
+        """Return the pairs of ``names`` that hole punching connects."""
+        with self._lock:
+            return sorted(pair for pair, reached in self.punched.items() if reached and set(pair) <= set(names))
+
+    def nat_of(self, name: str) -> NatType | None:
+        """Return behind which type of NAT ``name`` is (None: not known)."""
+        with self._lock:
+            found = self.nat_types.get(name)
+        return NatType.NONE if found is None and self.dialable(name) else found
+
+    def may_punch(self, name: str, peer: str) -> bool:
+        """Return whether the broker has told ``name`` to reach ``peer`` by hole punching."""
+        with self._lock:
+            return (name, peer) in self.punched
+
+    def punch_ended(self, name: str, peer: str, *, reached: bool) -> None:
+        """An attempt that ``name`` wanted has ended. A pair that fails again and again gets a relay in the next plan."""
+        with self._lock:
+            if (name, peer) not in self.punched:
+                return
+            failures = self._failures[name, peer] = 0 if reached else self._failures.get((name, peer), 0) + 1
+            if failures >= _MOST_FAILURES:
+                self.punched[name, peer] = False
+
+    def _punch(self, pairs: Sequence[Pair]) -> None:
+        """Let ``pairs`` try hole punching, unless the result is known or their NATs rule it out."""
+        with self._lock:
+            types = self.nat_types
+            hopeless = {
+                pair for pair in pairs if set(pair) <= types.keys() and way_between(*(types[one] for one in pair)) is Way.RELAY
+            }
+            tried = [pair for pair in pairs if pair not in self.punched and pair not in hopeless][:_MOST_PUNCHED]
+            self.punched |= dict.fromkeys(tried, False)  # so that the attempts are allowed
+        for pair, reached in self._answers([(pair, PUNCHED) for pair in tried]).items():
+            with self._lock:
+                if pair in self.punched:  # else a member is lost
+                    self.punched[pair] = reached
+
     def _reached(self, a: str, b: str) -> bool:
         with self._lock:
-            return self.known.get((a, b), False) or self.known.get((b, a), False)
+            return self.known.get((a, b), False) or self.known.get((b, a), False) or self.punched.get(pair_of(a, b), False)
 
     def ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
         """Let the first of each direction dial the second, unless the result is known or the second has no address."""
-        asked: dict[str, dict[str, str]] = {}
         with self._lock:
-            for source, target in directions:
-                if (source, target) in self.known:
-                    continue
-                if addresses[target]:
-                    asked.setdefault(source, {})[target] = addresses[target]
-                else:
-                    self.known[source, target] = False
+            new = [direction for direction in directions if direction not in self.known]
+            self.known |= {(source, target): False for source, target in new if not addresses[target]}
+        found = self._answers([((source, target), addresses[target]) for source, target in new if addresses[target]])
+        with self._lock:
+            self.known |= found
+
+    def _answers(self, directions: Sequence[tuple[tuple[str, str], str]]) -> dict[tuple[str, str], bool]:
+        """Let members dial, each (source, target) at its address, and return what they answer in time."""
+        asked: dict[str, dict[str, str]] = {}
+        for (source, target), address in directions:
+            asked.setdefault(source, {})[target] = address
+        with self._lock:
             questions = {next(self._questions): name for name in asked}
             futures: dict[int, Future[Mapping[str, Any]]] = {question: Future() for question in questions}
             self._waiting |= {question: (name, futures[question]) for question, name in questions.items()}
         for question, name in questions.items():
             self._send(name, Reach(question=question, peers=asked[name], seconds=DIAL_SECONDS))
+        answers: dict[tuple[str, str], bool] = {}
         for question, future in futures.items():
             found: Mapping[str, Any] = {}
             with suppress(TimeoutError):
@@ -161,14 +231,15 @@ class Reachability:
             name = questions[question]
             with self._lock:
                 self._waiting.pop(question, None)
-                self.known |= {(name, target): found[target] for target in asked[name] if target in found}
+            answers |= {(name, target): found[target] for target in asked[name] if target in found}
+        return answers
 
     def _try(self, dial: Dial, name: str, address: str, found: Future[bool]) -> None:
         reached = False
         try:
             dial(name, address)
             reached = True
-        except FarflungError:
-            return  # ``dial`` has told the operator
+        except FarflungError:  # ``dial`` has told the operator
+            self._send(name, DescribeNat())
         finally:
             found.set_result(reached)  # whatever happens: planning waits for it
