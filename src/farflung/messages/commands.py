@@ -39,7 +39,6 @@ __all__ = [
     "Beat",
     "CopyRounds",
     "DecisionItem",
-    "DescribeNat",
     "Dismissed",
     "Fenced",
     "Forget",
@@ -177,10 +176,6 @@ class Reach(Message, kind="reach", on=Channel.COMMANDS):
     question: Count
     peers: Addresses
     seconds: Annotated[float, Meta(ge=0.1, le=1e6)]
-
-
-class DescribeNat(Message, kind="describe_nat", on=Channel.COMMANDS):
-    """Find out the type of NAT between this worker and the broker. The worker answers with ``NatDescribed``."""
 
 
 class Observe(Message, kind="observe", on=Channel.COMMANDS):

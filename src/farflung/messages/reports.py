@@ -254,7 +254,7 @@ class Reached(Message, kind="reached", on=Channel.REPORTS):
 
 
 class NatDescribed(Message, kind="nat", on=Channel.REPORTS):
-    """Answers ``DescribeNat``."""
+    """The type of NAT between this worker and the broker. A worker that listens finds it out when it has joined."""
 
     nat: NatType
 

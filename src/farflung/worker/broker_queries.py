@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from farflung.errors import ConnectionLost, FarflungError, InputError
-from farflung.messages.commands import DescribeNat, Measure, Probe, Reach
+from farflung.messages.commands import Measure, Probe, Reach
 from farflung.messages.reports import Measured, NatDescribed, Probed, Reached
 from farflung.messages.schema import Message
 from farflung.security import split_address
@@ -18,7 +18,7 @@ from farflung.worker.links.peer_links import PeerLinks
 
 __all__ = ["BrokerQueries"]
 
-_Query = TypeVar("_Query", DescribeNat, Measure, Probe, Reach)
+_Query = TypeVar("_Query", Measure, Probe, Reach)
 
 #: The longest cause that is reported, in characters.
 _MAX_CAUSE = 3000
@@ -41,17 +41,19 @@ class BrokerQueries:
         self._device, self._links, self._broker, self._busy, self._report = device, links, broker, busy, report
         self._threads = ThreadGroup()
 
-    def begin(self, query: DescribeNat | Measure | Probe | Reach) -> None:
+    def begin(self, query: Measure | Probe | Reach) -> None:
         """Answer ``query``."""
         match query:
-            case DescribeNat():
-                self._threads.spawn("query-nat", self._answer, self._describe_nat, query)
             case Measure():
                 self._threads.spawn("query-measure", self._answer, self._measure, query)
             case Probe():
                 self._threads.spawn("query-probe", self._answer, self._probe, query)
             case Reach():
                 self._threads.spawn("query-reach", self._answer, self._reach, query)
+
+    def describe_nat(self) -> None:
+        """Report the type of NAT between this machine and the broker, once it is known."""
+        self._threads.spawn("query-nat", self._describe_nat)
 
     def join(self) -> None:
         """Wait for the answers; links must be closed, and the session over."""
@@ -84,10 +86,9 @@ class BrokerQueries:
             answer = Probed(peer=peer, cause=str(error)[:_MAX_CAUSE])
         self._report(answer)
 
-    def _describe_nat(self, query: DescribeNat) -> None:
-        """Find out what stands between this machine and the broker."""
-        del query
-        self._report(NatDescribed(nat=find_nat(split_address(self._broker))))  # no answer: the broker tries holes anyway
+    def _describe_nat(self) -> None:
+        with suppress(ConnectionLost):  # then the broker tries hole punching without knowing
+            self._report(NatDescribed(nat=find_nat(split_address(self._broker))))
 
     def _reach(self, query: Reach) -> None:
         """Dial peers, all at once: which ones answer."""

@@ -18,7 +18,6 @@ from farflung.messages import commands
 from farflung.messages.commands import (
     Abort,
     Beat,
-    DescribeNat,
     Dismissed,
     Fenced,
     Forget,
@@ -267,7 +266,6 @@ class Worker:
         router.register(Measure, lambda _, query: self._queries.begin(query))
         router.register(Probe, lambda _, query: self._queries.begin(query))
         router.register(Reach, lambda _, query: self._queries.begin(query))
-        router.register(DescribeNat, lambda _, query: self._queries.begin(query))
         router.register(Observe, lambda _, order: self._services.links.punching.begin(order))
         router.register(Punch, lambda _, order: self._services.links.punching.go(order))
         router.register(Relay, lambda _, command: self._relay(command))
@@ -311,6 +309,8 @@ class Worker:
             f"{name}: joined the broker at {self.membership.client.address} with {offer['kind']} ({offered}); "
             f"{f'peers reach it at {address}' if address else 'it dials its peers'}"
         )
+        if address:
+            self._queries.describe_nat()
         congestion = congestion_control()
         if congestion:
             self._log(Detail(f"{name}: {congestion}"))

@@ -101,3 +101,40 @@ def test_two_workers_behind_nat_train_bit_for_bit_without_a_relay(tmp_path: Path
         assert made.is_exact()
         status = made.start("", "status", "status", "--home", "broker").ends_cleanly(0)
         assert "port-restricted NAT: connects directly, except to machines behind a symmetric NAT" in status
+
+
+@pytest.mark.timeout(300)
+def test_a_broken_link_is_punched_again_and_the_run_continues(tmp_path: Path) -> None:
+    with cluster(tmp_path, a=NatType.PORT_RESTRICTED, b=NatType.PORT_RESTRICTED) as made:
+        run = made.submit(steps=600, workers=2)
+        run.until(r"step \d+/600")
+        made.network.cut("a", "b")
+        made.workers["a"].until("link to b: a connection ended")
+        made.network.cut("a", "")
+        made.workers["a"].until(r"link to b: goes on after \d+\.\d s")
+        text = run.ends_cleanly(0)
+        assert "attempt 2" not in text
+        assert made.is_exact()
+
+
+@pytest.mark.timeout(300)
+def test_a_pair_that_cannot_punch_any_more_gets_a_relay_and_no_step_is_lost(tmp_path: Path) -> None:
+    devices = {"a": NatType.PORT_RESTRICTED, "b": NatType.PORT_RESTRICTED, "r": NatType.NONE}
+    with cluster(tmp_path, **devices) as made:
+        run = made.submit(steps=600, workers=3)
+        run.until(r"step \d+/600")
+        made.network.cut("a", "b")
+        text = run.ends_cleanly(0, 200.0)
+        assert "a and b cannot connect directly: their traffic goes through r (" in text
+        assert made.is_exact()
+
+
+@pytest.mark.timeout(300)
+def test_two_behind_symmetric_nats_train_bit_for_bit_through_a_third(tmp_path: Path) -> None:
+    devices = {"a": NatType.SYMMETRIC, "b": NatType.SYMMETRIC, "r": NatType.NONE}
+    with cluster(tmp_path, **devices) as made:
+        text = made.submit(steps=2, workers=3).ends_cleanly(0)
+        assert "a and b cannot connect directly: their traffic goes through r (" in text
+        carried = {(one.source, one.target): one.nbytes for one in RunFolder(made.folder).read_relayed()}
+        assert min(carried["a", "b"], carried["b", "a"]) > 1000
+        assert made.is_exact()

@@ -19,7 +19,7 @@ from typing import Any
 from farflung.cluster.nat_types import NatType, Way, way_between
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
-from farflung.messages.commands import DescribeNat, Reach
+from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
@@ -134,7 +134,8 @@ class Reachability:
         self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
         self.ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
         self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
-        self._punch([pair_of(a, b) for a, b in doubtful if not self._reached(a, b)])
+        listening = [(a, b) for a, b in doubtful if addresses[a] and addresses[b]]  # the others accept no connections
+        self._punch([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:
@@ -239,7 +240,7 @@ class Reachability:
         try:
             dial(name, address)
             reached = True
-        except FarflungError:  # ``dial`` has told the operator
-            self._send(name, DescribeNat())
+        except FarflungError:
+            return  # ``dial`` has told the operator
         finally:
             found.set_result(reached)  # whatever happens: planning waits for it
