@@ -81,7 +81,7 @@ class WorkerReports:
             if not self.retained.rejoin(name, report):
                 self.send(name, Forget(run=holds.run))
         self._free(name, hello.offer.disk)
-        self.network.reachability.joined(name, address)
+        self.network.reachability.joined(name, address, hello.address6 or "")
         wants = self._owner_limits(name, hello)  # with the same event: no run may begin on a paused worker
         self.handle(MemberJoined(name=name, address=address, offer=offer, generation=generation, wants=wants))
         with self.runs.changed:

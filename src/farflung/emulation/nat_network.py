@@ -7,6 +7,7 @@
       .10 + i        device i itself (no NAT), its router, or its carrier's router
     100.64.i.0/24    between the carrier's router and the home router of device i (carrier-grade NAT only)
     10.i.0.0/24      device i (.2) behind its router (.1)
+    2600:ff::/64     devices with IPv6, which no router translates
 
 Each router drops what it does not expect, as home routers do. It needs ``ip`` and ``nft`` (packages iproute2 and nftables).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -72,8 +73,8 @@ def router_rules(nat: NatType, inner: str) -> str:
 class NatNetwork:
     """A context. ``inside`` enters the namespace of a device, or of the broker (an empty name)."""
 
-    def __init__(self, devices: Mapping[str, NatType]) -> None:
-        """``devices``: name -> what stands between it and the internet.
+    def __init__(self, devices: Mapping[str, NatType], ipv6: Collection[str] = ()) -> None:
+        """``devices``: name -> what stands between it and the internet. ``ipv6``: those with a global IPv6 address as well.
 
         Raises:
             EmulationError: this machine can't make it.
@@ -83,7 +84,7 @@ class NatNetwork:
             raise EmulationError(f"a network with NATs needs {' and '.join(missing)}; install the packages iproute2 and nftables")
         if len(devices) > _MOST_DEVICES:
             raise EmulationError(f"a network with NATs has at most {_MOST_DEVICES} devices, got {len(devices)}; use fewer")
-        self._devices = dict(devices)
+        self._devices, self._ipv6 = dict(devices), ipv6
         self._stack = ExitStack()
         self._spaces: dict[str, int] = {}
         #: The home router of each device that has one.
@@ -120,6 +121,12 @@ class NatNetwork:
 
     def _add(self, switch: int, index: int, name: str, nat: NatType) -> None:
         device = self._spaces[name] = self._space()
+        if name in self._ipv6:
+            _run(switch, f"ip link add six{index} type veth peer name six0 netns {_path(device)}")
+            _run(switch, f"ip link set six{index} master switch up")
+            _run(device, "ip link set six0 up")
+            _run(device, f"ip addr add 2600:ff::{index}/64 dev six0 nodad")
+            _run(device, "ip -6 route add default dev six0")
         outer, inner = self.outer[name], f"10.{index}.0.2"
         if nat is NatType.NONE:
             self._attach(switch, device, outer, index)

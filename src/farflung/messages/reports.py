@@ -205,9 +205,13 @@ class RetainedRun(Item):
 
 
 class Hello(OwnerLimitsMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
-    """The first message of a session. ``holds``: what the worker retains of a run whose broker went away."""
+    """The first message of a session. ``holds``: what the worker retains of a run whose broker went away.
+
+    ``address6``: a second address, with IPv6.
+    """
 
     address: Address
+    address6: Address | UnsetType = UNSET
     offer: OfferItem
     holds: RetainedRun | UnsetType = UNSET
 

@@ -177,6 +177,7 @@ class ConnectionGate:
                 self._make_room()
                 return
             sock.setblocking(False)
+            host = host.removeprefix("::ffff:")  # an IPv4 caller at a socket for both versions
             place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             one = _Waiting(sock, place, group_of(host), monotonic() + limits.seconds)
             leaves = crowded_out(self._waiting, one.group, most=limits.waiting, of_address=limits.of_address)

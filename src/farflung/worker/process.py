@@ -61,6 +61,7 @@ from farflung.worker.device_measurement import MeasuredDevice, open_device
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.links.punching import Punching
+from farflung.worker.links.second_address import listening_address, second_address
 from farflung.worker.membership import Membership
 from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.options import WorkerOptions
@@ -139,7 +140,7 @@ class Worker:
         endpoint = TcpEndpoint(
             membership.credentials,
             PeerFrames(current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
-            listen=options.listen,
+            listen=listening_address(options, membership.own_host),
             advertise=options.advertise or membership.own_host,
             config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=budget, peers_only=True),
             events=EndpointEvents(on_lost=current.on_lost, on_arrival=current.on_arrival, log=log, punch=punching.dial),
@@ -245,7 +246,8 @@ class Worker:
         if ended is not None and ended.run == self._retained.run:
             states, steps = self._leftovers(ended.run, ended.attempt)
             holds = RetainedRun(run=ended.run, attempt=ended.attempt, states=states, steps=steps)
-        return Hello(address=address, offer=offer, holds=holds, **limits)
+        address6 = second_address(options, self.membership.own_host, address) or UNSET
+        return Hello(address=address, address6=address6, offer=offer, holds=holds, **limits)
 
     def _leftovers(self, run: str, attempt: int) -> tuple[tuple[RetainedStateItem, ...], tuple[Stepped, ...]]:
         """What is retained of ``run``, and the last reports of its attempt."""

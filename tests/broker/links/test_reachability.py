@@ -27,6 +27,8 @@ class Cluster:
     def __init__(self, opened: str, ways: set[str], holes: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         self.opened, self.ways, self.holes = opened, ways, holes
         self.punched: list[tuple[str, str]] = []
+        #: Who can dial whom at second addresses.
+        self.second: set[str] = set()
         self.asked: list[tuple[str, str]] = []
         self.reachability = Reachability(self._send, self._dial, patience=20.0)
 
@@ -45,7 +47,10 @@ class Cluster:
         punched = [peer for peer, address in message.peers.items() if address == PUNCHED]
         self.punched += [(name, peer) for peer in punched]
         self.asked += [(name, peer) for peer in message.peers if peer not in punched]
-        found = {peer: name + peer in (self.holes if peer in punched else self.ways) for peer in message.peers}
+        found = {
+            peer: name + peer in (self.holes if address == PUNCHED else self.second if "::" in address else self.ways)
+            for peer, address in message.peers.items()
+        }
         self.reachability.answer(name, message.question, found)
 
 
@@ -97,6 +102,24 @@ def test_pairs_of_which_neither_can_dial_the_other_punch_holes() -> None:
     assert cluster.reachability.nats(members) == {"a": "", "b": "nat of b", "c": "nat of b", "d": "nat of d"}
     assert cluster.reachability.apart(members) == {("b", "d"), ("c", "d")}
     assert len(cluster.punched) == 3, "results are stored"
+    cluster.reachability.close()
+
+
+def test_second_addresses_are_tried_before_holes_are_punched() -> None:
+    cluster = Cluster("", set(), holes={"ab", "ac", "bc"})
+    members = [member(name) for name in "abc"]
+    for one in members:
+        cluster.reachability.joined(one.name, one.address, "" if one.name == "c" else f"[2600::{one.name}]:1")
+    cluster.second = {"ba"}
+    assert cluster.reachability.apart(members) == frozenset()
+    assert cluster.punched == [("a", "c"), ("b", "c")]
+    addresses = {pair: cluster.reachability.address_for(*pair, f"{pair[1]}:1") for pair in ("ab", "ba", "ac", "ca")}
+    assert addresses == {"ab": "", "ba": "[2600::a]:1", "ac": PUNCHED, "ca": ""}
+    before = list(cluster.asked)
+    assert cluster.reachability.apart(members) == frozenset()
+    assert cluster.asked == before, "results are stored"
+    cluster.reachability.lost("a")
+    assert not any("a" in direction for direction in cluster.reachability.known6)
     cluster.reachability.close()
 
 

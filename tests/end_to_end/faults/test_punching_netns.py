@@ -82,9 +82,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster(place: Path, **devices: NatType) -> Iterator[Cluster]:
+def cluster(place: Path, *ipv6: str, **devices: NatType) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        network = stack.enter_context(NatNetwork(devices))
+        network = stack.enter_context(NatNetwork(devices, ipv6))
         made = Cluster(place, network, *devices)
         for program in [*made.workers.values(), made.broker]:
             stack.callback(program.ends)
@@ -138,3 +138,12 @@ def test_two_behind_symmetric_nats_train_bit_for_bit_through_a_third(tmp_path: P
         carried = {(one.source, one.target): one.nbytes for one in RunFolder(made.folder).read_relayed()}
         assert min(carried["a", "b"], carried["b", "a"]) > 1000
         assert made.is_exact()
+
+
+@pytest.mark.timeout(300)
+def test_two_behind_symmetric_nats_connect_over_ipv6(tmp_path: Path) -> None:
+    with cluster(tmp_path, "a", "b", a=NatType.SYMMETRIC, b=NatType.SYMMETRIC) as made:
+        text = made.submit(steps=2, workers=2).ends_cleanly(0)
+        assert "hole punching" not in text
+        assert made.is_exact()
+        assert RunFolder(made.folder).read_relayed() == []

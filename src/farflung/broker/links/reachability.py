@@ -53,6 +53,9 @@ class Reachability:
         self._open: dict[str, Future[bool]] = {}
         #: (from, to) -> whether the one can dial the other
         self.known: dict[tuple[str, str], bool] = {}
+        #: The same for the second addresses of members.
+        self.known6: dict[tuple[str, str], bool] = {}
+        self._second: dict[str, str] = {}
         #: pair -> whether hole punching connects it; the first member of the pair dials
         self.punched: dict[Pair, bool] = {}
         #: pair -> how often punching has failed since it succeeded
@@ -63,12 +66,14 @@ class Reachability:
         self._waiting: dict[int, tuple[str, Future[Mapping[str, Any]]]] = {}
         self._questions = itertools.count(1)
 
-    def joined(self, name: str, address: str) -> None:
-        """A worker has joined: forget earlier results, and dial it on a thread of its own."""
+    def joined(self, name: str, address: str, address6: str = "") -> None:
+        """A worker has joined: forget earlier results, and dial it on a thread of its own. ``address6``: a second address."""
         found: Future[bool] = Future()
         with self._lock:
             self._forget(name)
             self._open[name] = found
+            if address6:
+                self._second[name] = address6
         if not address or self._dial is None:
             found.set_result(bool(address))
             return
@@ -78,7 +83,8 @@ class Reachability:
         """Drop all results of ``name`` (under the lock)."""
         self._open.pop(name, None)
         self.nat_types.pop(name, None)
-        for found in (self.known, self.punched, self._failures):
+        self._second.pop(name, None)
+        for found in (self.known, self.known6, self.punched, self._failures):
             for direction in [direction for direction in found if name in direction]:
                 del found[direction]
 
@@ -134,6 +140,7 @@ class Reachability:
         self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
         self.ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
         self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
+        self._try_second([(a, b) for a, b in doubtful if not self._reached(a, b)])
         listening = [(a, b) for a, b in doubtful if addresses[a] and addresses[b]]  # the others accept no connections
         self._punch([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
@@ -159,6 +166,8 @@ class Reachability:
         if self.can_dial(name, peer):
             return address
         with self._lock:
+            if self.known6.get((name, peer)):
+                return self._second[peer]
             return PUNCHED if self.punched.get((name, peer)) else ""
 
     def punched_among(self, names: Collection[str]) -> list[Pair]:
@@ -186,6 +195,16 @@ class Reachability:
             if failures >= _MOST_FAILURES:
                 self.punched[name, peer] = False
 
+    def _try_second(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Let ``pairs`` dial each other at their second addresses, one direction after the other."""
+        for directions in (pairs, [(b, a) for a, b in pairs]):
+            with self._lock:
+                both = [way for way in directions if self._second.keys() >= set(way) and not self.known6.get(way[::-1])]
+                places = {way: self._second[way[1]] for way in both if way not in self.known6}
+            found = self._answers(list(places.items()))
+            with self._lock:
+                self.known6 |= {way: reached for way, reached in found.items() if way[1] in self._second}
+
     def _punch(self, pairs: Sequence[Pair]) -> None:
         """Let ``pairs`` try hole punching, unless the result is known or their NATs rule it out."""
         with self._lock:
@@ -202,7 +221,8 @@ class Reachability:
 
     def _reached(self, a: str, b: str) -> bool:
         with self._lock:
-            return self.known.get((a, b), False) or self.known.get((b, a), False) or self.punched.get(pair_of(a, b), False)
+            ways = [found.get(way, False) for found in (self.known, self.known6) for way in ((a, b), (b, a))]
+            return any(ways) or self.punched.get(pair_of(a, b), False)
 
     def ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
         """Let the first of each direction dial the second, unless the result is known or the second has no address."""
