@@ -33,10 +33,12 @@ _PIECE = memoryview(bytes(4 << 20))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatSettings(Settings):
-    """``pieces``: frames of 4 MiB in each transfer. ``repeats``: transfers of each kind, in turns. ``warm_up``: frames before."""
+    """``pieces``: frames of 4 MiB in each transfer, after ``warm_up`` further frames. ``repeats``: transfers of each kind, in turns.
+    ``mbit``: what each device may send, in Mbit/s: less than two cores compute."""
 
-    pieces: int = 128
-    warm_up: int = 16
+    mbit: int = 200
+    pieces: int = 32
+    warm_up: int = 4
     repeats: int = 5
 
 
@@ -60,6 +62,8 @@ class Nat:
         nats = {"a": NatType.PORT_RESTRICTED, "b": NatType.PORT_RESTRICTED, "c": NatType.NONE, "d": NatType.NONE}
         rates: dict[str, list[float]] = {"plain": [], "punched": []}
         with NatNetwork(nats) as network, _observer(network):
+            for name in nats:
+                network.limit(name, settings.mbit)
             for _ in range(settings.repeats):
                 for kind, (one, other) in (("plain", "cd"), ("punched", "ab")):
                     with _link(network, one, other, punched=kind == "punched") as endpoint:

@@ -155,10 +155,7 @@ class Broker:
         self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome, access.recheck)
-        observer = AddressObserver(self.network.punching.seen, self._other_port)
-        opening.callback(observer.close)
-        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check, observe=observer.serve))
-        door = RpcServer(credentials, host=RpcHost(log=say, observe=observer.serve), door=True)
+        server, door = self._make_servers(opening, credentials, access, say)
         access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
         tunnel = DashboardTunnel(self.home)
@@ -208,6 +205,15 @@ class Broker:
             member_port=lambda: self.member_port,
         )
 
+    def _make_servers(
+        self, opening: ExitStack, credentials: Credentials, access: AccessControl, say: Callable[[str], None]
+    ) -> tuple[RpcServer, RpcServer]:
+        """Return the server for members and the door. Both tell callers their address."""
+        observer = AddressObserver(self.network.punching.seen, self._other_port)
+        opening.callback(observer.close)
+        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check, observe=observer.serve))
+        return server, RpcServer(credentials, host=RpcHost(log=say, observe=observer.serve), door=True)
+
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
             notices.everybody(run, text)
@@ -224,7 +230,7 @@ class Broker:
         return Network(
             table=links,
             reachability=reachability,
-            punching=HolePunching(send, reachability.may_punch),
+            punching=HolePunching(send, reachability.holes.allows),
             probes=LinkProbes(send, links),
             relays=Relays(send),
             routes=Routes(self.runs.machine, self.runs.changed, reachability, send),

@@ -129,9 +129,9 @@ class WorkerReports:
         router.register(Wants, lambda name, message: self.handle(self._owner_limits(name, message)))
         router.register(Probed, lambda name, found: self.network.probes.answer(name, found.peer, probe_of(found)))
         router.register(Reached, lambda name, told: reachability.answer(name, told.question, told.found))
-        router.register(NatDescribed, lambda name, told: reachability.described(name, told.nat))
+        router.register(NatDescribed, lambda name, told: reachability.holes.described(name, told.nat))
         router.register(PunchWanted, lambda name, wish: self.network.punching.request(name, wish.peer))
-        router.register(PunchEnded, lambda name, end: reachability.punch_ended(name, end.peer, reached=end.reached))
+        router.register(PunchEnded, lambda name, end: reachability.holes.ended(name, end.peer, reached=end.reached))
         router.register(Relayed, self._relayed)
         return router
 

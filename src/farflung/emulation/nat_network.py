@@ -9,7 +9,7 @@
     10.i.0.0/24      device i (.2) behind its router (.1)
     2600:ff::/64     devices with IPv6, which no router translates
 
-Each router drops what it does not expect, as home routers do. It needs ``ip`` and ``nft`` (packages iproute2 and nftables).
+Each router drops what it does not expect, as home routers do. It needs ``ip``, ``tc`` and ``nft`` (packages iproute2 and nftables).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["BROKER", "NatNetwork", "missing_programs", "router_rules"]
 
 #: The broker's address.
 BROKER = "203.0.113.1"
-_PROGRAMS = ("ip", "nft")
+_PROGRAMS = ("ip", "nft", "tc")
 _MOST_DEVICES = 200
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin:/usr/bin:/bin"
 
@@ -81,7 +81,7 @@ class NatNetwork:
         """
         require_root()
         if missing := missing_programs():
-            raise EmulationError(f"a network with NATs needs {' and '.join(missing)}; install the packages iproute2 and nftables")
+            raise EmulationError(f"a network with NATs needs {', '.join(missing)}; install the packages iproute2 and nftables")
         if len(devices) > _MOST_DEVICES:
             raise EmulationError(f"a network with NATs has at most {_MOST_DEVICES} devices, got {len(devices)}; use fewer")
         self._devices, self._ipv6 = dict(devices), ipv6
@@ -118,6 +118,10 @@ class NatNetwork:
         """Let the router of the device ``name`` drop what goes to ``others`` (none: nothing any more)."""
         chosen = " ".join(f"add element ip farflung cut {{ {self.outer[other]} }};" for other in others)
         _run(self._routers[name], "nft -f -", f"flush set ip farflung cut; {chosen}\n")
+
+    def limit(self, name: str, mbit: int) -> None:
+        """Let the device ``name`` send at most ``mbit`` Mbit/s."""
+        _run(self._spaces[name], f"tc qdisc replace dev wan0 root tbf rate {mbit}mbit burst 256kb latency 100ms")
 
     def _add(self, switch: int, index: int, name: str, nat: NatType) -> None:
         device = self._spaces[name] = self._space()

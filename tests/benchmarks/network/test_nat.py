@@ -27,7 +27,7 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_its_programs_or_with_too_many_devices_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nat_network, "require_root", lambda: None)
     monkeypatch.setattr(nat_network, "_SYSTEM_FOLDERS", "/nowhere")
-    with pytest.raises(EmulationError, match="needs ip and nft; install the packages iproute2 and nftables"):
+    with pytest.raises(EmulationError, match="needs ip, nft, tc; install the packages iproute2 and nftables"):
         NatNetwork({})
     monkeypatch.setattr(nat_network, "missing_programs", list)
     with pytest.raises(EmulationError, match="has at most 200 devices, got 201; use fewer"):

@@ -96,7 +96,7 @@ def test_pairs_of_which_neither_can_dial_the_other_punch_holes() -> None:
     members = cluster.join("abcd")
     assert cluster.reachability.apart(members) == {("b", "d"), ("c", "d")}
     assert cluster.punched == [("b", "c"), ("b", "d"), ("c", "d")]
-    assert cluster.reachability.punched_among("abcd") == [("b", "c")]
+    assert cluster.reachability.holes.among("abcd") == [("b", "c")]
     addresses = {pair: cluster.reachability.address_for(*pair, f"{pair[1]}:1") for pair in ("ba", "ab", "bc", "cb", "bd")}
     assert addresses == {"ba": "a:1", "ab": "", "bc": PUNCHED, "cb": "", "bd": ""}
     assert cluster.reachability.nats(members) == {"a": "", "b": "nat of b", "c": "nat of b", "d": "nat of d"}
@@ -127,7 +127,7 @@ def test_nats_that_rule_it_out_and_workers_that_do_not_listen_punch_no_holes() -
     cluster = Cluster("", set(), holes={"ab", "ac"})
     members = cluster.join("abc")
     for name, nat in zip("abc", (NatType.SYMMETRIC, NatType.PORT_RESTRICTED, NatType.RESTRICTED), strict=True):
-        cluster.reachability.described(name, nat)
+        cluster.reachability.holes.described(name, nat)
     cluster.reachability.joined("d", "")
     assert cluster.reachability.apart([*members, replace(member("d"), address="")]) == {
         ("a", "b"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")
@@ -142,17 +142,16 @@ def test_a_pair_that_fails_again_and_again_needs_a_relay() -> None:
     members = cluster.join("ab")
     assert cluster.reachability.apart(members) == frozenset()
     for reached in (False, True, False):
-        cluster.reachability.punch_ended("a", "b", reached=reached)
+        cluster.reachability.holes.ended("a", "b", reached=reached)
         assert cluster.reachability.apart(members) == frozenset()
-    cluster.reachability.punch_ended("b", "a", reached=False)  # the other end wants no connections
+    cluster.reachability.holes.ended("b", "a", reached=False)  # the other end wants no connections
     assert cluster.reachability.apart(members) == frozenset()
-    cluster.reachability.punch_ended("a", "b", reached=False)
+    cluster.reachability.holes.ended("a", "b", reached=False)
     assert cluster.reachability.apart(members) == {("a", "b")}
-    assert cluster.reachability.may_punch("a", "b")
-    assert not cluster.reachability.may_punch("b", "a")
+    assert cluster.reachability.holes.allows("a", "b")
+    assert not cluster.reachability.holes.allows("b", "a")
     cluster.reachability.lost("b")
-    assert not cluster.reachability.may_punch("a", "b")
-    assert cluster.reachability.punched == {}
+    assert not cluster.reachability.holes.allows("a", "b")
     cluster.reachability.close()
 
 

@@ -99,6 +99,9 @@ def test_two_workers_behind_nat_train_bit_for_bit_without_a_relay(tmp_path: Path
         assert "behind NATs, and connected directly by hole punching: a and b" in text
         assert RunFolder(made.folder).read_relayed() == []
         assert made.is_exact()
+        doctor = made.start("a", "doctor", "doctor", "--broker", f"{BROKER}:7000")
+        doctor.until("ok +NAT +port-restricted NAT: connects directly, except to machines behind a symmetric NAT")
+        doctor.ends()
         status = made.start("", "status", "status", "--home", "broker").ends_cleanly(0)
         assert "port-restricted NAT: connects directly, except to machines behind a symmetric NAT" in status
 

@@ -38,7 +38,7 @@ def test_workers_of_which_neither_can_be_dialled_train_bit_for_bit_and_punch_aga
         kept, trained = states_of(finished), module.state_dict()
         assert same(kept, {name: trained[name].numpy() for name in kept}) == []
         assert RunFolder(finished.folder).read_relayed() == []
-        assert own.broker.network.reachability.punched_among("ab") == [("a", "b")]
+        assert own.broker.network.reachability.holes.among("ab") == [("a", "b")]
         assert a.endpoint.drop("b", "as a broken network would") > 0  # type: ignore[attr-defined]
         a.endpoint.connect("b", "hole-punching")
         b.endpoint.connect("a", "")

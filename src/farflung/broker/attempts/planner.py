@@ -135,7 +135,7 @@ class AttemptPlanner:
             start = self._take_over(live, attempt, planned, bundle)
         if warning := mixed_engines([member for member in members if member.name in planned.plan.devices]):
             self.notices.everybody(live.run, warning)
-        if punched := self.network.reachability.punched_among(planned.plan.devices):
+        if punched := self.network.reachability.holes.among(planned.plan.devices):
             pairs = ", ".join(" and ".join(pair) for pair in punched)
             self.notices.everybody(live.run, f"behind NATs, and connected directly by hole punching: {pairs}"[:_MOST_TEXT])
         protection = planned.protection(live.job)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
-from farflung.cluster.nat_types import NatType, Way, way_between
+from farflung.broker.links.punched_pairs import PunchedPairs
+from farflung.cluster.nat_types import NatType
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
 from farflung.messages.commands import Reach
@@ -31,8 +32,6 @@ __all__ = ["DIAL_SECONDS", "Dial", "Reachability"]
 DIAL_SECONDS = 3.0
 #: Seconds that workers have to answer.
 _PATIENCE = 20.0
-#: Pairs that try hole punching for one plan, and attempts of a pair that may fail in a row.
-_MOST_PUNCHED, _MOST_FAILURES = 200, 2
 #: Seconds that ``close`` waits for dialling threads.
 _END_SECONDS = 2 * DIAL_SECONDS
 
@@ -56,12 +55,8 @@ class Reachability:
         #: The same for the second addresses of members.
         self.known6: dict[tuple[str, str], bool] = {}
         self._second: dict[str, str] = {}
-        #: pair -> whether hole punching connects it; the first member of the pair dials
-        self.punched: dict[Pair, bool] = {}
-        #: pair -> how often punching has failed since it succeeded
-        self._failures: dict[Pair, int] = {}
-        #: Types of NAT, as members describe them.
-        self.nat_types: dict[str, NatType] = {}
+        #: What hole punching connects where nobody can dial.
+        self.holes = PunchedPairs()
         #: question -> who was asked, and the answer
         self._waiting: dict[int, tuple[str, Future[Mapping[str, Any]]]] = {}
         self._questions = itertools.count(1)
@@ -82,9 +77,9 @@ class Reachability:
     def _forget(self, name: str) -> None:
         """Drop all results of ``name`` (under the lock)."""
         self._open.pop(name, None)
-        self.nat_types.pop(name, None)
+        self.holes.forget(name)
         self._second.pop(name, None)
-        for found in (self.known, self.known6, self.punched, self._failures):
+        for found in (self.known, self.known6):
             for direction in [direction for direction in found if name in direction]:
                 del found[direction]
 
@@ -142,7 +137,8 @@ class Reachability:
         self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
         self._try_second([(a, b) for a, b in doubtful if not self._reached(a, b)])
         listening = [(a, b) for a, b in doubtful if addresses[a] and addresses[b]]  # the others accept no connections
-        self._punch([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
+        tried = self.holes.begin([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
+        self.holes.store(self._answers([(pair, PUNCHED) for pair in tried]))
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:
@@ -156,11 +152,6 @@ class Reachability:
             names[member.name] = names[reached[0]] if reached else f"nat of {member.name}"
         return names
 
-    def described(self, name: str, nat: NatType) -> None:
-        """The member ``name`` says behind which type of NAT it is."""
-        with self._lock:
-            self.nat_types[name] = nat
-
     def address_for(self, name: str, peer: str, address: str) -> str:
         """Return by which address ``name`` dials ``peer``, which listens at ``address`` (empty: ``name`` waits)."""
         if self.can_dial(name, peer):
@@ -168,32 +159,11 @@ class Reachability:
         with self._lock:
             if self.known6.get((name, peer)):
                 return self._second[peer]
-            return PUNCHED if self.punched.get((name, peer)) else ""
-
-    def punched_among(self, names: Collection[str]) -> list[Pair]:
-        """Return the pairs of ``names`` that hole punching connects."""
-        with self._lock:
-            return sorted(pair for pair, reached in self.punched.items() if reached and set(pair) <= set(names))
+        return PUNCHED if name < peer and self.holes.connects(name, peer) else ""
 
     def nat_of(self, name: str) -> NatType | None:
         """Return behind which type of NAT ``name`` is (None: not known)."""
-        with self._lock:
-            found = self.nat_types.get(name)
-        return NatType.NONE if found is None and self.dialable(name) else found
-
-    def may_punch(self, name: str, peer: str) -> bool:
-        """Return whether the broker has told ``name`` to reach ``peer`` by hole punching."""
-        with self._lock:
-            return (name, peer) in self.punched
-
-    def punch_ended(self, name: str, peer: str, *, reached: bool) -> None:
-        """An attempt that ``name`` wanted has ended. A pair that fails again and again gets a relay in the next plan."""
-        with self._lock:
-            if (name, peer) not in self.punched:
-                return
-            failures = self._failures[name, peer] = 0 if reached else self._failures.get((name, peer), 0) + 1
-            if failures >= _MOST_FAILURES:
-                self.punched[name, peer] = False
+        return self.holes.nat_of(name) or (NatType.NONE if self.dialable(name) else None)
 
     def _try_second(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Let ``pairs`` dial each other at their second addresses, one direction after the other."""
@@ -205,24 +175,10 @@ class Reachability:
             with self._lock:
                 self.known6 |= {way: reached for way, reached in found.items() if way[1] in self._second}
 
-    def _punch(self, pairs: Sequence[Pair]) -> None:
-        """Let ``pairs`` try hole punching, unless the result is known or their NATs rule it out."""
-        with self._lock:
-            types = self.nat_types
-            hopeless = {
-                pair for pair in pairs if set(pair) <= types.keys() and way_between(*(types[one] for one in pair)) is Way.RELAY
-            }
-            tried = [pair for pair in pairs if pair not in self.punched and pair not in hopeless][:_MOST_PUNCHED]
-            self.punched |= dict.fromkeys(tried, False)  # so that the attempts are allowed
-        for pair, reached in self._answers([(pair, PUNCHED) for pair in tried]).items():
-            with self._lock:
-                if pair in self.punched:  # else a member is lost
-                    self.punched[pair] = reached
-
     def _reached(self, a: str, b: str) -> bool:
         with self._lock:
             ways = [found.get(way, False) for found in (self.known, self.known6) for way in ((a, b), (b, a))]
-            return any(ways) or self.punched.get(pair_of(a, b), False)
+            return any(ways) or self.holes.connects(a, b)
 
     def ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
         """Let the first of each direction dial the second, unless the result is known or the second has no address."""
