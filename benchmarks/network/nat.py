@@ -33,8 +33,8 @@ _PIECE = memoryview(bytes(4 << 20))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatSettings(Settings):
-    """``pieces``: frames of 4 MiB in each transfer, after ``warm_up`` further frames. ``repeats``: transfers of each kind, in turns.
-    ``mbit``: what each device may send, in Mbit/s: less than two cores compute."""
+    """``pieces``: frames of 4 MiB in each transfer, after ``warm_up`` further frames. ``repeats``: transfers of each kind, in
+    turns. ``mbit``: what each device may send, in Mbit/s: less than two cores compute."""
 
     mbit: int = 200
     pieces: int = 32

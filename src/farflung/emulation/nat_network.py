@@ -9,7 +9,8 @@
     10.i.0.0/24      device i (.2) behind its router (.1)
     2600:ff::/64     devices with IPv6, which no router translates
 
-Each router drops what it does not expect, as home routers do. It needs ``ip``, ``tc`` and ``nft`` (packages iproute2 and nftables).
+Each router drops what it does not expect, as home routers do. The network needs ``ip``, ``tc`` and ``nft`` (packages iproute2 and
+nftables).
 """
 
 from __future__ import annotations

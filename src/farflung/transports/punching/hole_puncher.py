@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 
 from farflung.clock import monotonic
@@ -25,7 +25,9 @@ _TICK = 0.05
 _BACKLOG = 4
 
 
-def punch(port: int, address: str, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Iterator[socket.socket]:
+def punch(
+    port: int, address: str, seconds: float, stopped: Callable[[], bool] = lambda: False
+) -> Generator[socket.socket, None, None]:
     """Yield connections between the local ``port`` and the peer at ``address``, as they are made, for ``seconds``.
 
     Whoever iterates owns them, and stops when one of them is good. Connections from other hosts are closed.

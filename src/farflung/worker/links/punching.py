@@ -112,7 +112,7 @@ class Punching:
                 port = int(seen.getsockname()[1])
                 self._punch(order, port, address.result(_ANSWER_SECONDS))
         except (FarflungError, OSError, TimeoutError) as error:
-            self._log(Detail(f"no hole to {order.peer} could be punched: {error or 'the broker did not continue'}"))
+            self._log(Detail(f"no hole to {order.peer} could be punched: {str(error) or 'the broker did not continue'}"))
         finally:
             with self._lock:
                 del self._attempts[order.number]
