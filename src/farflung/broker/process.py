@@ -230,7 +230,7 @@ class Broker:
         return Network(
             table=links,
             reachability=reachability,
-            punching=HolePunching(send, reachability.holes.allows),
+            punching=HolePunching(send, reachability.holes.allows, self._same_host),
             probes=LinkProbes(send, links),
             relays=Relays(send),
             routes=Routes(self.runs.machine, self.runs.changed, reachability, send),
@@ -318,6 +318,11 @@ class Broker:
         self.store_addresses()
         server.start()
         door.start()
+
+    def _same_host(self, one: str, other: str) -> bool:
+        members = self.runs.machine.members
+        hosts = [members[name].offer.host for name in (one, other) if name in members]
+        return len(hosts) == 2 and bool(hosts[0]) and hosts[0] == hosts[1]
 
     def _other_port(self, port: int) -> int:
         """Return the one of the two ports that ``port`` is not: each NAT type treats two ports in its own way."""

@@ -20,8 +20,12 @@ class Broker:
     def __init__(self, *allowed: str) -> None:
         self.sent: list[tuple[str, Message]] = []
         self.time = 0.0
+        self.one_host = False
         self.punching = HolePunching(
-            lambda name, message: self.sent.append((name, message)), lambda one, other: one + other in allowed, lambda: self.time
+            lambda name, message: self.sent.append((name, message)),
+            lambda one, other: one + other in allowed,
+            lambda one, other: self.one_host,
+            lambda: self.time,
         )
 
     def observes(self) -> dict[str, Observe]:
@@ -84,6 +88,18 @@ def test_nobody_is_sent_to_a_private_address_of_another_network() -> None:
     broker.punching.seen(orders["a"].token, "8.8.8.8:4001")
     broker.punching.seen(orders["b"].token, "192.168.1.20:4002")
     assert broker.sent == []
+
+
+@pytest.mark.parametrize("one_host", [False, True])
+def test_only_members_of_one_machine_are_sent_to_its_loopback(one_host: bool) -> None:
+    """Members behind tunnels seem to be on the broker's machine, and each would dial ports of its own."""
+    broker = Broker("ab")
+    broker.one_host = one_host
+    broker.punching.request("a", "b")
+    orders = broker.observes()
+    broker.punching.seen(orders["a"].token, "127.0.0.1:4001")
+    broker.punching.seen(orders["b"].token, "127.0.0.1:4002")
+    assert len(broker.sent) == (2 if one_host else 0)
 
 
 def test_attempts_end_with_time_with_a_member_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

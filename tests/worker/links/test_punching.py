@@ -52,7 +52,7 @@ class Rendezvous:
         self.reports: list[tuple[str, Message]] = []
         self.taken: list[socket.socket] = []
         self.log: list[str] = []
-        self.broker = HolePunching(self.command, lambda one, other: one + other in ("ab", "az"))
+        self.broker = HolePunching(self.command, lambda one, other: one + other in ("ab", "az"), lambda one, other: True)
         observer = AddressObserver(self.broker.seen, lambda port: port)
         server = socket.create_server(("127.0.0.1", 0))
         self.gate = ConnectionGate(server, lambda sock, place: sock.close(), tls=True, observe=observer.serve)
@@ -118,7 +118,7 @@ def test_a_worker_that_leaves_waits_for_nobody(rendezvous: Rendezvous) -> None:
         rendezvous.ends["a"].close()
         with pytest.raises(ConnectionLost, match="this worker is leaving"):
             waiting.result(PATIENCE)
-    with pytest.raises(ConnectionLost, match="cannot reach b by hole punching: an attempt is under way, or this worker leaves"):
+    with pytest.raises(ConnectionLost, match="cannot reach b by hole punching: this worker is leaving"):
         rendezvous.ends["a"].dial("b")
 
 
@@ -147,3 +147,33 @@ def test_a_broker_that_cannot_observe_is_a_line_in_the_log(rendezvous: Rendezvou
     rendezvous.ends["b"].join()
     assert "no hole to a could be punched" in rendezvous.log[0]
     assert "does not say from which address it sees this machine" in rendezvous.log[0]
+
+
+def test_two_who_dial_the_same_peer_take_turns(rendezvous: Rendezvous) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(rendezvous.ends["a"].dial, "b") for _ in range(2)]
+        with found[0].result(PATIENCE) as one, found[1].result(PATIENCE) as other:
+            assert one.getsockname() != other.getsockname()
+
+
+def test_a_peer_behind_a_closed_door_is_an_error_before_patience_ends(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(punching, "_PUNCH_SECONDS", 0.3)
+    monkeypatch.setattr(punching, "_PATIENCE", 10 * PATIENCE)
+    end = rendezvous.ends["a"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(end.dial, "z")
+        until(lambda: end._attempts)
+        with socket.socket() as nobody:  # it has a port, so nobody else takes it, and does not listen
+            nobody.bind(("127.0.0.1", 0))
+            end.go(Punch(number=next(iter(end._attempts)), address=f"127.0.0.1:{nobody.getsockname()[1]}"))
+            with pytest.raises(ConnectionLost, match="no hole to z could be punched: no connection within 0 s"):
+                waiting.result(PATIENCE)
+
+
+def test_a_broker_that_does_not_continue_ends_an_attempt(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punching, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(punching, "_PATIENCE", 10 * PATIENCE)
+    with pytest.raises(ConnectionLost, match="no hole to z could be punched: the broker did not continue"):
+        rendezvous.ends["a"].dial("z")

@@ -41,10 +41,15 @@ class HolePunching:
     """Sessions of workers call ``request``, the gates' threads call ``seen``. Any thread may call."""
 
     def __init__(
-        self, send: Callable[[str, Message], None], allowed: Callable[[str, str], bool], now: Callable[[], float] = monotonic
+        self,
+        send: Callable[[str, Message], None],
+        allowed: Callable[[str, str], bool],
+        same_host: Callable[[str, str], bool],
+        now: Callable[[], float] = monotonic,
     ) -> None:
-        """``allowed``: whether the first member may want a connection with the second one. ``send`` never waits."""
-        self._send, self._allowed, self._now = send, allowed, now
+        """``allowed``: whether the first member may want a connection with the second one. ``same_host``: whether both are on one
+        machine. ``send`` never waits."""
+        self._send, self._allowed, self._same_host, self._now = send, allowed, same_host, now
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         #: token -> the attempt; each has two tokens
@@ -78,8 +83,10 @@ class HolePunching:
                 return
             self._forget(lambda one: one is attempt)
         (one, near), (other, far) = attempt.seen.items()
-        if _is_private(near) != _is_private(far):
+        if _ip(near).is_private != _ip(far).is_private:
             return  # one end shares a private network with this broker, where the other end would dial somebody else
+        if (_ip(near).is_loopback or _ip(far).is_loopback) and not self._same_host(one, other):
+            return  # both come through tunnels, and each would dial its own machine
         self._send(one, Punch(number=attempt.number, address=far))
         self._send(other, Punch(number=attempt.number, address=near))
 
@@ -101,5 +108,5 @@ def _dialable(place: str) -> bool:
     return True
 
 
-def _is_private(place: str) -> bool:
-    return ipaddress.ip_address(place.rpartition(":")[0].strip("[]")).is_private
+def _ip(place: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(place.rpartition(":")[0].strip("[]"))

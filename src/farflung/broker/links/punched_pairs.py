@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from farflung.cluster.nat_types import NatType, Way, way_between
@@ -10,8 +11,8 @@ from farflung.ids import Pair, pair_of
 
 __all__ = ["PunchedPairs"]
 
-#: Pairs that try hole punching for one plan, and attempts of a pair that may fail in a row.
-_MOST_TRIED, _MOST_FAILURES = 200, 2
+#: Pairs that try hole punching for one plan, those of one member, and attempts of a pair that may fail in a row.
+_MOST_TRIED, _MOST_OF_MEMBER, _MOST_FAILURES = 200, 24, 2
 
 
 class PunchedPairs:
@@ -39,7 +40,13 @@ class PunchedPairs:
     def begin(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Return those of ``pairs`` that have not tried yet, unless their NATs rule it out, and allow their attempts."""
         with self._lock:
-            new = [pair for pair in pairs if pair not in self._punched and not self._hopeless(pair)][:_MOST_TRIED]
+            new: list[Pair] = []
+            counts: Counter[str] = Counter()
+            for pair in pairs:
+                full = len(new) >= _MOST_TRIED or max(counts[name] for name in pair) >= _MOST_OF_MEMBER
+                if not full and pair not in self._punched and not self._hopeless(pair):
+                    new.append(pair)
+                    counts.update(pair)
             self._punched |= dict.fromkeys(new, False)
             return new
 

@@ -47,6 +47,8 @@ class Punching:
         self._closed = threading.Event()
         #: peer -> who waits for a connection with it
         self._dials: dict[str, Future[socket.socket]] = {}
+        #: peer -> held while somebody dials it: there is one attempt of a pair at once
+        self._turns: dict[str, threading.Lock] = {}
         #: number of an attempt -> the peer's address, once the broker has sent it
         self._attempts: dict[int, Future[str]] = {}
 
@@ -56,10 +58,20 @@ class Punching:
         Raises:
             ConnectionLost: no hole could be punched in time.
         """
+        with self._lock:
+            turn = self._turns.setdefault(peer, threading.Lock())
+        if not turn.acquire(timeout=_PATIENCE):
+            raise ConnectionLost(f"cannot reach {peer} by hole punching: another attempt lasts")
+        try:
+            return self._dial(peer)
+        finally:
+            turn.release()
+
+    def _dial(self, peer: str) -> socket.socket:
         found: Future[socket.socket] = Future()
         with self._lock:
-            if self._closed.is_set() or peer in self._dials:
-                raise ConnectionLost(f"cannot reach {peer} by hole punching: an attempt is under way, or this worker leaves")
+            if self._closed.is_set():
+                raise ConnectionLost(f"cannot reach {peer} by hole punching: this worker is leaving")
             self._dials[peer] = found
         reached = False
         try:
@@ -112,7 +124,9 @@ class Punching:
                 port = int(seen.getsockname()[1])
                 self._punch(order, port, address.result(_ANSWER_SECONDS))
         except (FarflungError, OSError, TimeoutError) as error:
-            self._log(Detail(f"no hole to {order.peer} could be punched: {str(error) or 'the broker did not continue'}"))
+            cause = f"no hole to {order.peer} could be punched: {str(error) or 'the broker did not continue'}"
+            self._log(Detail(cause))
+            self._give_up(order, cause)
         finally:
             with self._lock:
                 del self._attempts[order.number]
@@ -128,6 +142,15 @@ class Punching:
                 # two connections may cross: the peer chooses one, and ends the other
                 self._threads.spawn(f"punched-{order.peer}", self._take_in, sock)
                 until = min(until, monotonic() + _MORE_SECONDS)
+
+        self._give_up(order, f"no hole to {order.peer} could be punched: no connection within {_PUNCH_SECONDS:.0f} s")
+
+    def _give_up(self, order: Observe, cause: str) -> None:
+        """Tell whoever dials, if it is an attempt of this worker."""
+        with self._lock:
+            waiting = self._dials.get(order.peer) if order.dials else None
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ConnectionLost(cause))
 
     def _hand_over(self, peer: str, sock: socket.socket) -> None:
         with self._lock:
