@@ -83,9 +83,10 @@ class HolePunching:
                 return
             self._forget(lambda one: one is attempt)
         (one, near), (other, far) = attempt.seen.items()
-        if _ip(near).is_private != _ip(far).is_private:
+        ends = [_ip(near), _ip(far)]
+        if len({end.is_private for end in ends}) > 1:
             return  # one end shares a private network with this broker, where the other end would dial somebody else
-        if (_ip(near).is_loopback or _ip(far).is_loopback) and not self._same_host(one, other):
+        if any(end.is_loopback for end in ends) and not self._same_host(one, other):
             return  # both come through tunnels, and each would dial its own machine
         self._send(one, Punch(number=attempt.number, address=far))
         self._send(other, Punch(number=attempt.number, address=near))
