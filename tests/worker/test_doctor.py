@@ -47,8 +47,8 @@ def test_a_good_machine_and_its_broker() -> None:
     ("nat", "level", "text", "remedy"),
     [
         (NatType.NONE, "good", "no NAT: other machines can connect to this one", ""),
-        (NatType.PORT_RESTRICTED, "good", "port-restricted NAT: connects directly, except to machines behind a symmetric NAT", ""),
-        (NatType.SYMMETRIC, "hint", "symmetric NAT: connects directly to machines without NAT or behind an open one", "forward a port"),
+        (NatType.PORT_RESTRICTED, "good", "port-restricted NAT: connects directly, except to machines", ""),
+        (NatType.SYMMETRIC, "hint", "symmetric NAT: connects directly to machines without NAT", "forward a port"),
         (None, "hint", "not known: the broker is silent", "give --broker the address of a broker"),
     ],
 )
