@@ -15,6 +15,7 @@ from farflung.messages.commands import Observe, Punch
 from farflung.messages.reports import PunchEnded, PunchWanted
 from farflung.messages.schema import Message
 from farflung.telemetry import RunFolder
+from farflung.transports.base import LinkStatistics
 from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching.observer import AddressObserver
 from farflung.worker.links import punching
@@ -45,12 +46,35 @@ def test_workers_of_which_neither_can_be_dialled_train_bit_for_bit_and_punch_aga
         until(lambda: a.endpoint.statistics()["b"].resumed > 0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_pair_that_cannot_punch_any_more_gets_a_relay_and_no_step_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(punching, "_PATIENCE", 1.0)
+    text_folder(tmp_path)
+    with Loopback(tmp_path, 0) as own, ThreadPoolExecutor(1) as pool:
+        a, _, _ = own.add("a", advertise=ELSEWHERE), own.add("b", advertise=ELSEWHERE), own.add("r")
+        job = text_job(steps=60, plan={"planner": "equal_number"})
+        run = pool.submit(own.run, job)
+        until(lambda: a.endpoint.statistics().get("b", LinkStatistics()).frames_sent > 20)
+        monkeypatch.setattr(own.broker.network.punching, "_allowed", lambda name, peer: False)
+        assert a.endpoint.drop("b", "as a broken network would") > 0  # type: ignore[attr-defined]
+        finished = run.result(200.0)
+        assert finished.result.status == "finished", finished.result.cause
+        kept, trained = states_of(finished), plainly(job, own.home)[0].state_dict()
+        assert same(kept, {name: trained[name].numpy() for name in kept}) == []
+        until(lambda: RunFolder(finished.folder).read_relayed())
+        assert own.broker.network.reachability.holes.among("ab") == []
+
+
 class Rendezvous:
     """A broker's gate, and two workers' parts; commands and reports go from hand to hand."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, Message]] = []
         self.taken: list[socket.socket] = []
+        self.begun: list[Observe] = []
         self.log: list[str] = []
         self.broker = HolePunching(self.command, lambda one, other: one + other in ("ab", "az"), lambda one, other: True)
         observer = AddressObserver(self.broker.seen, lambda port: port)
@@ -73,6 +97,7 @@ class Rendezvous:
         end = self.ends.get(name)
         if end is not None and isinstance(message, Observe):
             end.begin(message)
+            self.begun.append(message)
         elif end is not None and isinstance(message, Punch):
             end.go(message)
 
@@ -164,10 +189,10 @@ def test_a_peer_behind_a_closed_door_is_an_error_before_patience_ends(
     end = rendezvous.ends["a"]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(end.dial, "z")
-        until(lambda: end._attempts)
+        until(lambda: rendezvous.begun)
         with socket.socket() as nobody:  # it has a port, so nobody else takes it, and does not listen
             nobody.bind(("127.0.0.1", 0))
-            end.go(Punch(number=next(iter(end._attempts)), address=f"127.0.0.1:{nobody.getsockname()[1]}"))
+            end.go(Punch(number=rendezvous.begun[0].number, address=f"127.0.0.1:{nobody.getsockname()[1]}"))
             with pytest.raises(ConnectionLost, match="no hole to z could be punched: no connection within 0 s"):
                 waiting.result(PATIENCE)
 
