@@ -50,6 +50,7 @@ for _module, _name in {
     "commands.members": "Members",
     "training.memory": "Memory",
     "network.messages": "Messages",
+    "network.nat": "Nat",
     "training.overhead": "Overhead",
     "network.overlap": "Overlap",
     "network.pipeline": "Pipeline",

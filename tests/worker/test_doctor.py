@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from farflung.cli.main import app
+from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice
-from farflung.errors import InputError, SecurityError
+from farflung.errors import ConnectionLost, InputError, SecurityError
+from farflung.worker import doctor
 from farflung.worker.doctor import Finding, diagnose
 
 
@@ -39,6 +41,29 @@ def test_a_good_machine_and_its_broker() -> None:
     assert "answers after" in _found(findings, "broker").found
     with pytest.raises(SecurityError, match="is not an address"):
         diagnose(broker="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("nat", "level", "text", "remedy"),
+    [
+        (NatType.NONE, "good", "no NAT: other machines can connect to this one", ""),
+        (NatType.PORT_RESTRICTED, "good", "port-restricted NAT: connects directly, except to machines", ""),
+        (NatType.SYMMETRIC, "hint", "symmetric NAT: connects directly to machines without NAT", "forward a port"),
+        (None, "hint", "not known: the broker is silent", "give --broker the address of a broker"),
+    ],
+)
+def test_the_type_of_nat_is_named_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, nat: NatType | None, level: str, text: str, remedy: str
+) -> None:
+    def find_nat(place: tuple[str, int]) -> NatType:
+        if nat is None:
+            raise ConnectionLost("the broker is silent")
+        return nat
+
+    monkeypatch.setattr(doctor, "find_nat", find_nat)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = _found(diagnose(broker=f"127.0.0.1:{server.getsockname()[1]}"), "NAT")
+    assert (found.level, found.found.startswith(text), found.remedy.startswith(remedy)) == (level, True, True)
 
 
 def test_a_taken_port_and_a_silent_broker_are_bad() -> None:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 from farflung.broker.access_control import AccessControl
 from farflung.broker.admission import Admission
 from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines
+from farflung.broker.links.hole_punching import HolePunching
 from farflung.broker.links.network import Network
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.reachability import DIAL_SECONDS, Dial, Reachability
@@ -59,6 +60,7 @@ from farflung.security.files import make_private_folder
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
+from farflung.transports.punching.observer import AddressObserver
 from farflung.transports.rpc import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
@@ -153,8 +155,7 @@ class Broker:
         self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome, access.recheck)
-        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check))
-        door = RpcServer(credentials, host=RpcHost(log=say), door=True)
+        server, door = self._make_servers(opening, credentials, access, say)
         access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
         tunnel = DashboardTunnel(self.home)
@@ -204,6 +205,15 @@ class Broker:
             member_port=lambda: self.member_port,
         )
 
+    def _make_servers(
+        self, opening: ExitStack, credentials: Credentials, access: AccessControl, say: Callable[[str], None]
+    ) -> tuple[RpcServer, RpcServer]:
+        """Return the server for members and the door. Both tell callers their address."""
+        observer = AddressObserver(self.network.punching.seen, self._other_port)
+        opening.callback(observer.close)
+        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check, observe=observer.serve))
+        return server, RpcServer(credentials, host=RpcHost(log=say, observe=observer.serve), door=True)
+
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves
             notices.everybody(run, text)
@@ -220,6 +230,7 @@ class Broker:
         return Network(
             table=links,
             reachability=reachability,
+            punching=HolePunching(send, reachability.holes.allows, self._same_host),
             probes=LinkProbes(send, links),
             relays=Relays(send),
             routes=Routes(self.runs.machine, self.runs.changed, reachability, send),
@@ -307,6 +318,16 @@ class Broker:
         self.store_addresses()
         server.start()
         door.start()
+
+    def _same_host(self, one: str, other: str) -> bool:
+        members = self.runs.machine.members
+        hosts = [members[name].offer.host for name in (one, other) if name in members]
+        return len(hosts) == 2 and bool(hosts[0]) and hosts[0] == hosts[1]
+
+    def _other_port(self, port: int) -> int:
+        """Return the one of the two ports that ``port`` is not: each NAT type treats two ports in its own way."""
+        door = int(self.address.rpartition(":")[2])
+        return self.member_port if port == door else door
 
     def store_addresses(self) -> None:
         """Write the addresses to the folder, for the command that issues tickets."""

@@ -198,7 +198,8 @@ class Sessions:
         """
         if not call.active:
             raise ConnectionLost(f"lost {caller.name}: the connection broke off")
-        check_advertised(hello.address, call.address)
+        for address in (hello.address, hello.address6 or ""):
+            check_advertised(address, call.address)
         session = self._table.enter(caller.name, beginning=True)
         cause = "its session did not begin"
         try:

@@ -22,7 +22,10 @@ from farflung.messages.conversions.step_reports import report_of
 from farflung.messages.reports import (
     Hello,
     Measured,
+    NatDescribed,
     Probed,
+    PunchEnded,
+    PunchWanted,
     Reached,
     Relayed,
     RunReport,
@@ -78,7 +81,7 @@ class WorkerReports:
             if not self.retained.rejoin(name, report):
                 self.send(name, Forget(run=holds.run))
         self._free(name, hello.offer.disk)
-        self.network.reachability.joined(name, address)
+        self.network.reachability.joined(name, address, hello.address6 or "")
         wants = self._owner_limits(name, hello)  # with the same event: no run may begin on a paused worker
         self.handle(MemberJoined(name=name, address=address, offer=offer, generation=generation, wants=wants))
         with self.runs.changed:
@@ -120,12 +123,15 @@ class WorkerReports:
     @cached_property
     def _of_workers(self) -> Router[str, None]:
         """Reports that concern no attempt; the sender is the worker's name."""
-        router = Router[str, None](Channel.REPORTS)
+        router, reachability = Router[str, None](Channel.REPORTS), self.network.reachability
         router.register(Beat, lambda name, message: self._free(name, message.disk))
         router.register(Measured, self._measured)
         router.register(Wants, lambda name, message: self.handle(self._owner_limits(name, message)))
         router.register(Probed, lambda name, found: self.network.probes.answer(name, found.peer, probe_of(found)))
-        router.register(Reached, lambda name, told: self.network.reachability.answer(name, told.question, told.found))
+        router.register(Reached, lambda name, told: reachability.answer(name, told.question, told.found))
+        router.register(NatDescribed, lambda name, told: reachability.holes.described(name, told.nat))
+        router.register(PunchWanted, lambda name, wish: self.network.punching.request(name, wish.peer))
+        router.register(PunchEnded, lambda name, end: reachability.holes.ended(name, end.peer, reached=end.reached))
         router.register(Relayed, self._relayed)
         return router
 

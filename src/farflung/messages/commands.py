@@ -51,11 +51,13 @@ __all__ = [
     "LiveStart",
     "Measure",
     "Meet",
+    "Observe",
     "OwnerRequest",
     "Pairs",
     "PhaseLimits",
     "Prepare",
     "Probe",
+    "Punch",
     "Reach",
     "Recheck",
     "Relay",
@@ -68,10 +70,12 @@ __all__ = [
 _MOST_PAIRS = 10_000
 _MOST_RELAYS = 8
 
-#: Member -> address. An empty address: the member dials, or is reached through a relay.
+#: Member -> address. An empty address: the member dials, or is reached through a relay. ``PUNCHED``: hole punching reaches it.
 Addresses = dict[Member, Address]
 #: Member -> the relays (name, address) that reach it, the best first.
 Routes = dict[Member, Annotated[tuple[tuple[Member, Address], ...], Meta(max_length=_MOST_RELAYS)]]
+#: 16 random bytes.
+Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Pairs = Annotated[tuple[tuple[Member, Member], ...], Meta(max_length=_MOST_PAIRS)]
 
 
@@ -172,6 +176,25 @@ class Reach(Message, kind="reach", on=Channel.COMMANDS):
     question: Count
     peers: Addresses
     seconds: Annotated[float, Meta(ge=0.1, le=1e6)]
+
+
+class Observe(Message, kind="observe", on=Channel.COMMANDS):
+    """Show the broker a port, with ``token``, and then wait for ``Punch`` of this ``number``.
+
+    ``dials``: this worker opens TLS on the connection with ``peer``.
+    """
+
+    number: Count
+    peer: Member
+    token: Token
+    dials: bool
+
+
+class Punch(Message, kind="punch", on=Channel.COMMANDS):
+    """Dial ``address`` from the observed port now, as the peer does."""
+
+    number: Count
+    address: Address
 
 
 class Relay(Message, kind="relay", on=Channel.COMMANDS):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from farflung.cluster.nat_types import NatType
 from farflung.messages.commands import DecisionItem
 from farflung.messages.schema import (
     FINITE,
@@ -47,10 +48,13 @@ __all__ = [
     "Helping",
     "LinkItem",
     "Measured",
+    "NatDescribed",
     "Noted",
     "OfferItem",
     "Prepared",
     "Probed",
+    "PunchEnded",
+    "PunchWanted",
     "Reached",
     "Relayed",
     "RetainedRun",
@@ -205,9 +209,13 @@ class RetainedRun(Item):
 
 
 class Hello(OwnerLimitsMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
-    """The first message of a session. ``holds``: what the worker retains of a run whose broker went away."""
+    """The first message of a session. ``holds``: what the worker retains of a run whose broker went away.
+
+    ``address6``: a second address, with IPv6.
+    """
 
     address: Address
+    address6: Address | UnsetType = UNSET
     offer: OfferItem
     holds: RetainedRun | UnsetType = UNSET
 
@@ -251,6 +259,25 @@ class Reached(Message, kind="reached", on=Channel.REPORTS):
 
     question: Count
     found: dict[Member, bool]
+
+
+class NatDescribed(Message, kind="nat", on=Channel.REPORTS):
+    """The type of NAT between this worker and the broker. A worker that listens finds it out when it has joined."""
+
+    nat: NatType
+
+
+class PunchWanted(Message, kind="punch_wanted", on=Channel.REPORTS):
+    """This worker needs a connection with ``peer``, which only hole punching reaches."""
+
+    peer: Member
+
+
+class PunchEnded(Message, kind="punch_ended", on=Channel.REPORTS):
+    """Whether the attempt that this worker wanted has ``reached`` the peer."""
+
+    peer: Member
+    reached: bool
 
 
 class Relayed(Message, kind="relayed", on=Channel.REPORTS):

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from farflung.errors import InputError
 
-__all__ = ["congestion_control", "host_and_port", "host_id", "is_loopback", "listen_at", "own_host", "reachable_host"]
+__all__ = [
+    "congestion_control",
+    "global_ipv6",
+    "host_and_port",
+    "host_id",
+    "is_loopback",
+    "listen_at",
+    "own_host",
+    "reachable_host",
+]
 
 _MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id"))
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -93,6 +102,17 @@ def own_host(host: str, port: int) -> str:
     with socket.create_connection((host, port), timeout=10) as probe:
         own: str = probe.getsockname()[0]
         return f"[{own}]" if ":" in own else own
+
+
+def global_ipv6() -> str:
+    """Return this machine's IPv6 address that the whole internet can route to (empty: it has none)."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect(("2001:db8::1", 9))  # a documentation address: nothing is sent, the kernel only picks a route
+            found = str(probe.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return ""
+    return found if ipaddress.ip_address(found).is_global else ""
 
 
 def reachable_host(host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from farflung.units import Seconds
 from farflung.wire.frames import Frame
 
 __all__ = [
+    "PUNCHED",
     "Arrival",
     "Endpoint",
     "EndpointEvents",
@@ -25,6 +27,8 @@ __all__ = [
     "lost",
 ]
 
+#: The address of a peer that only hole punching reaches (``transports.punching``).
+PUNCHED = "hole-punching"
 #: Called on a transport thread for each frame that arrives: (peer, frame). It may block: that is the back-pressure.
 FrameHandler = Callable[[str, Frame], None]
 #: Called on a transport thread when a peer that was sending breaks off without saying goodbye: (peer, why, run). ``run`` is what
@@ -64,16 +68,22 @@ def _ignore(text: str) -> None:
     del text
 
 
+def _cannot_punch(peer: str) -> socket.socket:
+    raise ConnectionLost(f"cannot reach {peer}: this endpoint does no hole punching")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointEvents:
     """Who is called, on transport threads, when something happens at an endpoint.
 
-    ``on_lost``: see ``LossHandler``. ``on_arrival``: see ``TransferHandler``. ``log`` takes lines about links.
+    ``on_lost``: see ``LossHandler``. ``on_arrival``: see ``TransferHandler``. ``log`` takes lines about links. ``punch`` returns
+    a plain connection with a peer whose address is ``PUNCHED`` (``tcp`` only); it may wait for some seconds.
     """
 
     on_lost: LossHandler | None = None
     on_arrival: TransferHandler | None = None
     log: Callable[[str], None] = _ignore
+    punch: Callable[[str], socket.socket] = _cannot_punch
 
 
 _NO_TIME = Seconds(0.0)

@@ -19,9 +19,10 @@ from typing import Protocol, TypeVar
 
 from farflung.clock import monotonic
 from farflung.transports.descriptors import descriptor_limit
+from farflung.transports.punching.observation import MAGIC, REQUEST
 from farflung.units import counted
 
-__all__ = ["ConnectionGate", "GateLimits", "Newcomer", "crowded_out", "gate_limits", "group_of"]
+__all__ = ["ConnectionGate", "GateLimits", "Newcomer", "PassOn", "crowded_out", "gate_limits", "group_of"]
 
 #: Connections that are accepted before those that have sent something get their turn.
 _BATCH = 64
@@ -56,6 +57,8 @@ class Newcomer(Protocol):
 
 
 _Any = TypeVar("_Any", bound=Newcomer)
+#: Takes a connection and the ``host:port`` that it comes from.
+PassOn = Callable[[socket.socket, str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,26 +104,28 @@ class ConnectionGate:
     """Accepts at ``server`` on the thread that calls ``run``, until ``close``.
 
     ``pass_on`` receives each connection that has sent its first bytes (which are still unread), and the ``host:port`` that it
-    comes from. It must not wait long. With ``tls``, the first bytes are one whole TLS record of a handshake.
+    comes from. It must not wait long. With ``tls``, the first bytes are one whole TLS record of a handshake. ``observe`` gets
+    connections that ask for their own address instead (``transports.punching``).
     """
 
     def __init__(
         self,
         server: socket.socket,
-        pass_on: Callable[[socket.socket, str], None],
+        pass_on: PassOn,
         *,
         tls: bool,
         log: Callable[[str], None] = lambda text: None,
         limits: GateLimits | None = None,
+        observe: PassOn | None = None,
     ) -> None:
         self._server, self._pass_on, self._tls, self._log = server, pass_on, tls, log
-        self._fixed = limits
+        self._fixed, self._observe = limits, observe
         self._closed = threading.Event()
         #: Only the thread of ``run`` uses these. The oldest connection comes first.
         self._waiting: dict[_Waiting, None] = {}
         self._selector = selectors.DefaultSelector()
         self._cut, self._reported = 0, monotonic()
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake = socket.socketpair()
         server.setblocking(False)
         _defer(server, (limits or gate_limits()).deferred)
 
@@ -128,12 +133,12 @@ class ConnectionGate:
         """Accept nothing any more, from any thread; ``run`` cuts what waits, and returns."""
         self._closed.set()
         with suppress(OSError):
-            self._wake_out.send(b"!")
+            self._wake[1].send(b"!")
 
     def run(self) -> None:
         """Accept connections until ``close``; closes the listening socket."""
         try:
-            self._selector.register(self._wake_in, selectors.EVENT_READ)
+            self._selector.register(self._wake[0], selectors.EVENT_READ)
             self._selector.register(self._server, selectors.EVENT_READ)
             while not self._closed.is_set():
                 self._turn()
@@ -141,7 +146,7 @@ class ConnectionGate:
             for one in self._waiting:
                 one.sock.close()
             self._selector.close()
-            for sock in (self._server, self._wake_in, self._wake_out):
+            for sock in (self._server, *self._wake):
                 sock.close()
 
     def _turn(self) -> None:
@@ -172,6 +177,7 @@ class ConnectionGate:
                 self._make_room()
                 return
             sock.setblocking(False)
+            host = host.removeprefix("::ffff:")  # an IPv4 caller at a socket for both versions
             place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             one = _Waiting(sock, place, group_of(host), monotonic() + limits.seconds)
             leaves = crowded_out(self._waiting, one.group, most=limits.waiting, of_address=limits.of_address)
@@ -207,9 +213,12 @@ class ConnectionGate:
         with suppress(OSError):
             one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         try:
-            self._pass_on(one.sock, one.place)
+            (self._asked_to_observe(one.sock) or self._pass_on)(one.sock, one.place)
         except OSError:
             one.sock.close()
+
+    def _asked_to_observe(self, sock: socket.socket) -> PassOn | None:
+        return self._observe if self._observe is not None and sock.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC else None
 
     def _missing(self, sock: socket.socket) -> int:
         """Return how many bytes must lie in ``sock`` before it is passed on (0: they do).
@@ -221,6 +230,8 @@ class ConnectionGate:
         head = sock.recv(_TLS_HEAD + _TLS_MOST if self._tls else 1, socket.MSG_PEEK)
         if not head:
             raise ConnectionAbortedError
+        if self._observe is not None and MAGIC.startswith(head[: len(MAGIC)]):
+            return REQUEST if len(head) < REQUEST and self._tls else 0
         if not self._tls:
             return 0
         if head[0] != _TLS_HANDSHAKE:

@@ -8,9 +8,11 @@ from typing import TypeVar
 
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.messages.commands import Measure, Probe, Reach
-from farflung.messages.reports import Measured, Probed, Reached
+from farflung.messages.reports import Measured, NatDescribed, Probed, Reached
 from farflung.messages.schema import Message
+from farflung.security import split_address
 from farflung.thread_group import ThreadGroup
+from farflung.transports.punching.nat_probe import find_nat
 from farflung.worker.device_measurement import MeasuredDevice
 from farflung.worker.links.peer_links import PeerLinks
 
@@ -28,10 +30,15 @@ class BrokerQueries:
     """Answers each query on a thread of its own. ``begin`` is called on the session's thread."""
 
     def __init__(
-        self, device: MeasuredDevice, links: PeerLinks, busy: Callable[[], bool], report: Callable[[Message], None]
+        self,
+        device: MeasuredDevice,
+        links: PeerLinks,
+        broker: str,
+        busy: Callable[[], bool],
+        report: Callable[[Message], None],
     ) -> None:
-        """``busy``: whether the worker has a part in a run."""
-        self._device, self._links, self._busy, self._report = device, links, busy, report
+        """``broker``: its ``host:port``. ``busy``: whether the worker has a part in a run."""
+        self._device, self._links, self._broker, self._busy, self._report = device, links, broker, busy, report
         self._threads = ThreadGroup()
 
     def begin(self, query: Measure | Probe | Reach) -> None:
@@ -43,6 +50,10 @@ class BrokerQueries:
                 self._threads.spawn("query-probe", self._answer, self._probe, query)
             case Reach():
                 self._threads.spawn("query-reach", self._answer, self._reach, query)
+
+    def describe_nat(self) -> None:
+        """Report the type of NAT between this machine and the broker, once it is known."""
+        self._threads.spawn("query-nat", self._describe_nat)
 
     def join(self) -> None:
         """Wait for the answers; links must be closed, and the session over."""
@@ -74,6 +85,10 @@ class BrokerQueries:
         except FarflungError as error:
             answer = Probed(peer=peer, cause=str(error)[:_MAX_CAUSE])
         self._report(answer)
+
+    def _describe_nat(self) -> None:
+        with suppress(ConnectionLost):  # then the broker tries hole punching without knowing
+            self._report(NatDescribed(nat=find_nat(split_address(self._broker))))
 
     def _reach(self, query: Reach) -> None:
         """Dial peers, all at once: which ones answer."""

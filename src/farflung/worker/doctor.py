@@ -17,12 +17,14 @@ from typing import Literal
 import psutil
 
 from farflung.clock import date_text, monotonic, wall_time
+from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice, get_engine
 from farflung.engines.isolated.lockdown import PROTECTIONS
 from farflung.engines.isolation import missing
-from farflung.errors import InputError
+from farflung.errors import ConnectionLost, InputError
 from farflung.security import split_address
 from farflung.transports.addresses import congestion_control, reachable_host
+from farflung.transports.punching.nat_probe import find_nat
 from farflung.units import Bytes, counted
 from farflung.version import __version__
 
@@ -57,7 +59,7 @@ def diagnose(
     devices: Callable[[], Sequence[ComputeDevice]] | None = None,
     nvidia: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> list[Finding]:
-    """Look at this machine; nothing is changed and nothing is sent but a connection to ``broker``.
+    """Look at this machine; nothing is changed and nothing is sent but connections to ``broker``.
 
     ``devices`` lists what can compute here (None: the engine does); ``nvidia`` is where Linux lists NVIDIA's GPUs.
 
@@ -78,7 +80,7 @@ def diagnose(
     ]
     findings = [look() for look in looks]
     if broker is not None:
-        findings.append(_broker(broker))
+        findings += [_broker(broker), _nat(broker)]
     return findings
 
 
@@ -129,8 +131,8 @@ def _address() -> Finding:
         return Finding(what="address", found="no network", level="bad", remedy="connect this machine")
     if place.is_private:
         remedy = (
-            "machines outside cannot connect to it: it connects to them, or uses a relay; "
-            "a forwarded port (--advertise HOST) is faster"
+            "machines outside cannot connect to it: it connects to them, by hole punching where NATs allow it, or uses a relay; "
+            "--broker HOST:PORT finds the type of NAT"
         )
         return Finding(what="address", found=f"{host}, private: behind NAT, or a local network", level="hint", remedy=remedy)
     return Finding(what="address", found=host)
@@ -215,3 +217,15 @@ def _broker(address: str) -> Finding:
         cause = error.strerror or str(error)
         remedy = "check address, port and firewall on the broker's machine"
         return Finding(what="broker", found=f"cannot reach {address}: {cause}", level="bad", remedy=remedy)
+
+
+def _nat(broker: str) -> Finding:
+    """Let the broker say from which address and port it sees this machine, at two of its ports."""
+    try:
+        nat = find_nat(split_address(broker))
+    except ConnectionLost as error:
+        return Finding(what="NAT", found=f"not known: {error}", level="hint", remedy="give --broker the address of a broker")
+    if nat is not NatType.SYMMETRIC:
+        return Finding(what="NAT", found=nat.plain)
+    remedy = "forward a port (farflung join --listen 0.0.0.0:PORT --advertise HOST) for direct connections with all machines"
+    return Finding(what="NAT", found=nat.plain, level="hint", remedy=remedy)

@@ -28,9 +28,11 @@ from farflung.messages.commands import (
     Lend,
     Measure,
     Meet,
+    Observe,
     OwnerRequest,
     Prepare,
     Probe,
+    Punch,
     Reach,
     Relay,
     Start,
@@ -59,6 +61,8 @@ from farflung.worker.control_session import ControlSession
 from farflung.worker.device_measurement import MeasuredDevice, open_device
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
+from farflung.worker.links.punching import Punching
+from farflung.worker.links.second_address import listening_address, second_address
 from farflung.worker.membership import Membership
 from farflung.worker.observer import NoObserver, WorkObserver
 from farflung.worker.options import WorkerOptions
@@ -135,17 +139,20 @@ class Worker:
         self._threads = ThreadGroup()
         budget = MemoryBudget(max(_LEAST_BUDGET, int(self._device.offer["memory"])))
         limits = FrameLimits(max_bytes=max(_MIN_FRAME, min(FrameLimits().max_bytes, int(self._device.offer["memory"]))))
+        broker, report = membership.client.address, self.session.report
+        punching = Punching(broker, report, lambda sock: endpoint.take_in(sock, relay=""), log)
+        current = self._current
         endpoint = TcpEndpoint(
             membership.credentials,
-            PeerFrames(self._current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
-            listen=options.listen,
+            PeerFrames(current, lambda peer, wanted: self._retained.lend(self.endpoint, peer, wanted)).receive,
+            listen=listening_address(options, membership.own_host),
             advertise=options.advertise or membership.own_host,
             config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=budget, peers_only=True),
-            events=EndpointEvents(on_lost=self._current.on_lost, on_arrival=self._current.on_arrival, log=log),
+            events=EndpointEvents(on_lost=current.on_lost, on_arrival=current.on_arrival, log=log, punch=punching.dial),
         )
-        links = PeerLinks(endpoint)
+        links = PeerLinks(endpoint, punching)
         self._relays = RelayService(endpoint, log)
-        self._queries = BrokerQueries(self._device, links, lambda: self._current.part is not None, self.session.report)
+        self._queries = BrokerQueries(self._device, links, broker, lambda: self._current.part is not None, report)
         self._services = RunServices(
             engine=self._device.engine,
             device=self._device.name,
@@ -155,7 +162,7 @@ class Worker:
             links=links,
             retained=self._retained,
             storage=BrokerStorage(membership.client),
-            report=self.session.report,
+            report=report,
             log=log,
             observer=observer or NoObserver(),
         )
@@ -244,7 +251,8 @@ class Worker:
         if ended is not None and ended.run == self._retained.run:
             states, steps = self._leftovers(ended.run, ended.attempt, _UNREAD_SECONDS)
             holds = RetainedRun(run=ended.run, attempt=ended.attempt, states=states, steps=steps)
-        return Hello(address=address, offer=offer, holds=holds, **limits)
+        address6 = second_address(options, self.membership.own_host, address) or UNSET
+        return Hello(address=address, address6=address6, offer=offer, holds=holds, **limits)
 
     def _leftovers(
         self, run: str, attempt: int, seconds: float = 0.0
@@ -267,6 +275,8 @@ class Worker:
         router.register(Measure, lambda _, query: self._queries.begin(query))
         router.register(Probe, lambda _, query: self._queries.begin(query))
         router.register(Reach, lambda _, query: self._queries.begin(query))
+        router.register(Observe, lambda _, order: self._services.links.punching.begin(order))
+        router.register(Punch, lambda _, order: self._services.links.punching.go(order))
         router.register(Relay, lambda _, command: self._relay(command))
         router.register(Meet, lambda _, command: self._services.links.connect(command.addresses, command.relays))
         router.register(Prepare, lambda _, command: self._take_part(command))
@@ -308,6 +318,8 @@ class Worker:
             f"{name}: joined the broker at {self.membership.client.address} with {offer['kind']} ({offered}); "
             f"{f'peers reach it at {address}' if address else 'it dials its peers'}"
         )
+        if address:
+            self._queries.describe_nat()
         congestion = congestion_control()
         if congestion:
             self._log(Detail(f"{name}: {congestion}"))

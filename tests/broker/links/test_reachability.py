@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from farflung.broker.links.reachability import Reachability
+from farflung.cluster.nat_types import NatType
 from farflung.errors import ConnectionLost, SecurityError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
+from farflung.transports.base import PUNCHED
 
 
 def member(name: str) -> Member:
@@ -17,10 +21,14 @@ def member(name: str) -> Member:
 
 
 class Cluster:
-    """Workers that answer at once; ``open``: the workers that the broker can dial; ``ways``: who can dial whom."""
+    """Workers that answer at once; ``opened``: the workers that the broker can dial; ``ways``: who can dial whom; ``holes``: the
+    pairs that hole punching connects."""
 
-    def __init__(self, opened: str, ways: set[str]) -> None:
-        self.opened, self.ways = opened, ways
+    def __init__(self, opened: str, ways: set[str], holes: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.opened, self.ways, self.holes = opened, ways, holes
+        self.punched: list[tuple[str, str]] = []
+        #: Who can dial whom at second addresses.
+        self.second: set[str] = set()
         self.asked: list[tuple[str, str]] = []
         self.reachability = Reachability(self._send, self._dial, patience=20.0)
 
@@ -36,8 +44,14 @@ class Cluster:
 
     def _send(self, name: str, message: Message) -> None:
         assert isinstance(message, Reach)
-        self.asked += [(name, peer) for peer in message.peers]
-        self.reachability.answer(name, message.question, {peer: name + peer in self.ways for peer in message.peers})
+        punched = [peer for peer, address in message.peers.items() if address == PUNCHED]
+        self.punched += [(name, peer) for peer in punched]
+        self.asked += [(name, peer) for peer in message.peers if peer not in punched]
+        found = {
+            peer: name + peer in (self.holes if address == PUNCHED else self.second if "::" in address else self.ways)
+            for peer, address in message.peers.items()
+        }
+        self.reachability.answer(name, message.question, found)
 
 
 def test_nobody_is_asked_where_the_broker_can_dial_all() -> None:
@@ -74,6 +88,70 @@ def test_what_is_known_of_a_worker_ends_with_its_session(comes_back: bool) -> No
         cluster.ways.clear()
         cluster.join("b")
         assert cluster.reachability.apart(members) == {("a", "b")}
+    cluster.reachability.close()
+
+
+def test_pairs_of_which_neither_can_dial_the_other_punch_holes() -> None:
+    cluster = Cluster("a", {"ba", "ca", "da"}, holes={"bc"})
+    members = cluster.join("abcd")
+    assert cluster.reachability.apart(members) == {("b", "d"), ("c", "d")}
+    assert cluster.punched == [("b", "c"), ("b", "d"), ("c", "d")]
+    assert cluster.reachability.holes.among("abcd") == [("b", "c")]
+    addresses = {pair: cluster.reachability.address_for(*pair, f"{pair[1]}:1") for pair in ("ba", "ab", "bc", "cb", "bd")}
+    assert addresses == {"ba": "a:1", "ab": "", "bc": PUNCHED, "cb": "", "bd": ""}
+    assert cluster.reachability.nats(members) == {"a": "", "b": "nat of b", "c": "nat of b", "d": "nat of d"}
+    assert cluster.reachability.apart(members) == {("b", "d"), ("c", "d")}
+    assert len(cluster.punched) == 3, "results are stored"
+    cluster.reachability.close()
+
+
+def test_second_addresses_are_tried_before_holes_are_punched() -> None:
+    cluster = Cluster("", set(), holes={"ab", "ac", "bc"})
+    members = [member(name) for name in "abc"]
+    for one in members:
+        cluster.reachability.joined(one.name, one.address, "" if one.name == "c" else f"[2600::{one.name}]:1")
+    cluster.second = {"ba"}
+    assert cluster.reachability.apart(members) == frozenset()
+    assert cluster.punched == [("a", "c"), ("b", "c")]
+    addresses = {pair: cluster.reachability.address_for(*pair, f"{pair[1]}:1") for pair in ("ab", "ba", "ac", "ca")}
+    assert addresses == {"ab": "", "ba": "[2600::a]:1", "ac": PUNCHED, "ca": ""}
+    before = list(cluster.asked)
+    assert cluster.reachability.apart(members) == frozenset()
+    assert cluster.asked == before, "results are stored"
+    cluster.reachability.lost("a")
+    assert not any("a" in direction for direction in cluster.reachability.known6)
+    cluster.reachability.close()
+
+
+def test_nats_that_rule_it_out_and_workers_that_do_not_listen_punch_no_holes() -> None:
+    cluster = Cluster("", set(), holes={"ab", "ac"})
+    members = cluster.join("abc")
+    for name, nat in zip("abc", (NatType.SYMMETRIC, NatType.PORT_RESTRICTED, NatType.RESTRICTED), strict=True):
+        cluster.reachability.holes.described(name, nat)
+    cluster.reachability.joined("d", "")
+    assert cluster.reachability.apart([*members, replace(member("d"), address="")]) == {
+        ("a", "b"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d")
+    }  # fmt: skip
+    assert cluster.punched == [("a", "c"), ("b", "c")]
+    assert cluster.reachability.nat_of("a") is NatType.SYMMETRIC
+    cluster.reachability.close()
+
+
+def test_a_pair_that_fails_again_and_again_needs_a_relay() -> None:
+    cluster = Cluster("", set(), holes={"ab"})
+    members = cluster.join("ab")
+    assert cluster.reachability.apart(members) == frozenset()
+    for reached in (False, True, False):
+        cluster.reachability.holes.ended("a", "b", reached=reached)
+        assert cluster.reachability.apart(members) == frozenset()
+    cluster.reachability.holes.ended("b", "a", reached=False)  # the other end wants no connections
+    assert cluster.reachability.apart(members) == frozenset()
+    cluster.reachability.holes.ended("a", "b", reached=False)
+    assert cluster.reachability.apart(members) == {("a", "b")}
+    assert cluster.reachability.holes.allows("a", "b")
+    assert not cluster.reachability.holes.allows("b", "a")
+    cluster.reachability.lost("b")
+    assert not cluster.reachability.holes.allows("a", "b")
     cluster.reachability.close()
 
 

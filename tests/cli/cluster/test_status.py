@@ -152,3 +152,20 @@ def test_a_cap_is_shown_in_bits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setitem(MEMBER, "bandwidth", 2.5e6)
     _, out, _ = status(monkeypatch, capsys)
     assert "(sends at most 20 Mbit/s)" in out
+
+
+@pytest.mark.parametrize(
+    ("nat", "note"),
+    [
+        ("symmetric", "(symmetric NAT: connects directly to machines without NAT or behind an open one, else through a relay)"),
+        ("none", ""),
+        (None, ""),
+    ],
+)
+def test_the_nat_of_a_worker_is_shown_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nat: str | None, note: str
+) -> None:
+    monkeypatch.setitem(MEMBER, "nat", nat)
+    _, out, _ = status(monkeypatch, capsys)
+    assert note in out
+    assert ("NAT" in out) == bool(note)

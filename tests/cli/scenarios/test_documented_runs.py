@@ -92,6 +92,7 @@ ELSEWHERE = {
     "farflung serve MODEL_FOLDER": "serving/scenarios/test_served_runs.py",
     "farflung serve MODEL_FOLDER --ticket @FILE --listen 0.0.0.0:8000 --api-key SECRET": "serving/scenarios/test_served_runs.py",
     "farflung doctor": "worker/test_doctor.py",
+    "farflung doctor --broker broker.example.org:7070": "end_to_end/faults/test_punching_netns.py",
     "farflung kick attic": "broker/test_access_control.py",
     "farflung kick attic --undo": "broker/test_access_control.py",
     "farflung ticket revoke t5f3a910c": "cli/scenarios/test_error_lines.py",

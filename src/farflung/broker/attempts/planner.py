@@ -41,6 +41,8 @@ _END_SECONDS = 10.0
 _NAMED = 32
 #: Seconds between two tries while the broker's disk is full.
 _FULL_AGAIN = 2.0
+#: Characters of a line that names pairs of workers.
+_MOST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,9 @@ class AttemptPlanner:
             start = self._take_over(live, attempt, planned, bundle)
         if warning := mixed_engines([member for member in members if member.name in planned.plan.devices]):
             self.notices.everybody(live.run, warning)
+        if punched := self.network.reachability.holes.among(planned.plan.devices):
+            pairs = ", ".join(" and ".join(pair) for pair in punched)
+            self.notices.everybody(live.run, f"behind NATs, and connected directly by hole punching: {pairs}"[:_MOST_TEXT])
         protection = planned.protection(live.job)
         if protection.guards:
             self.notices.operator_of(live.run, str(protection), detail=True)

@@ -2,6 +2,8 @@
 
 - ``advertised_address``: which addresses workers may advertise.
 - ``reachability``: ``Reachability``: who can dial whom.
+- ``punched_pairs``: ``PunchedPairs``: which pairs hole punching connects, and types of NAT.
+- ``hole_punching``: ``HolePunching``: connects members behind NAT.
 - ``probes``: ``LinkProbes``: which worker probes which other one, and when.
 - ``traffic_figures``: figures of links from training traffic.
 - ``table``: ``LinkTable``: the figures of every link.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.broker.links.hole_punching import HolePunching
 from farflung.broker.links.probes import LinkProbes
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.relays import Relays
@@ -19,6 +20,7 @@ class Network:
 
     table: LinkTable
     reachability: Reachability
+    punching: HolePunching
     probes: LinkProbes
     relays: Relays
     routes: Routes
@@ -27,4 +29,5 @@ class Network:
         """The member ``name`` is lost: nobody waits for its answers, and it relays nothing."""
         self.probes.lost(name)
         self.reachability.lost(name)
+        self.punching.lost(name)
         self.relays.lost(name)

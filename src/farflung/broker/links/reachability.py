@@ -2,7 +2,8 @@
 
 Two workers share a link if one of them can dial the other. A worker behind NAT or a firewall may accept connections from its own
 network only. It may also be unable to dial a worker that the broker can dial. So before a plan is made, such a worker dials the
-others, and they dial it. Pairs that nobody tested count as reachable.
+others, and they dial it. Pairs that nobody tested count as reachable. Two workers of which neither can dial the other try hole
+punching (``hole_punching``), unless their NATs rule it out.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
+from farflung.broker.links.punched_pairs import PunchedPairs
+from farflung.cluster.nat_types import NatType
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
+from farflung.transports.base import PUNCHED
 
 __all__ = ["DIAL_SECONDS", "Dial", "Reachability"]
 
@@ -48,16 +52,23 @@ class Reachability:
         self._open: dict[str, Future[bool]] = {}
         #: (from, to) -> whether the one can dial the other
         self.known: dict[tuple[str, str], bool] = {}
+        #: The same for the second addresses of members.
+        self.known6: dict[tuple[str, str], bool] = {}
+        self._second: dict[str, str] = {}
+        #: What hole punching connects where nobody can dial.
+        self.holes = PunchedPairs()
         #: question -> who was asked, and the answer
         self._waiting: dict[int, tuple[str, Future[Mapping[str, Any]]]] = {}
         self._questions = itertools.count(1)
 
-    def joined(self, name: str, address: str) -> None:
-        """A worker has joined: forget earlier results, and dial it on a thread of its own."""
+    def joined(self, name: str, address: str, address6: str = "") -> None:
+        """A worker has joined: forget earlier results, and dial it on a thread of its own. ``address6``: a second address."""
         found: Future[bool] = Future()
         with self._lock:
             self._forget(name)
             self._open[name] = found
+            if address6:
+                self._second[name] = address6
         if not address or self._dial is None:
             found.set_result(bool(address))
             return
@@ -66,8 +77,11 @@ class Reachability:
     def _forget(self, name: str) -> None:
         """Drop all results of ``name`` (under the lock)."""
         self._open.pop(name, None)
-        for direction in [direction for direction in self.known if name in direction]:
-            del self.known[direction]
+        self.holes.forget(name)
+        self._second.pop(name, None)
+        for found in (self.known, self.known6):
+            for direction in [direction for direction in found if name in direction]:
+                del found[direction]
 
     def lost(self, name: str) -> None:
         """Do not wait for ``name`` any more, and forget what is known of it."""
@@ -121,6 +135,10 @@ class Reachability:
         self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
         self.ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
         self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
+        self._try_second([(a, b) for a, b in doubtful if not self._reached(a, b)])
+        listening = [(a, b) for a, b in doubtful if addresses[a] and addresses[b]]  # the others accept no connections
+        tried = self.holes.begin([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
+        self.holes.store(self._answers([(pair, PUNCHED) for pair in tried]))
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:
@@ -134,26 +152,55 @@ class Reachability:
             names[member.name] = names[reached[0]] if reached else f"nat of {member.name}"
         return names
 
+    def address_for(self, name: str, peer: str, address: str) -> str:
+        """Return by which address ``name`` dials ``peer``, which listens at ``address`` (empty: ``name`` waits)."""
+        if self.can_dial(name, peer):
+            return address
+        with self._lock:
+            if self.known6.get((name, peer)):
+                return self._second[peer]
+        return PUNCHED if name < peer and self.holes.connects(name, peer) else ""
+
+    def nat_of(self, name: str) -> NatType | None:
+        """Return behind which type of NAT ``name`` is (None: not known)."""
+        return self.holes.nat_of(name) or (NatType.NONE if self.dialable(name) else None)
+
+    def _try_second(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Let ``pairs`` dial each other at their second addresses, one direction after the other."""
+        for directions in (pairs, [(b, a) for a, b in pairs]):
+            with self._lock:
+                both = [way for way in directions if self._second.keys() >= set(way) and not self.known6.get(way[::-1])]
+                places = {way: self._second[way[1]] for way in both if way not in self.known6}
+            found = self._answers(list(places.items()))
+            with self._lock:
+                self.known6 |= {way: reached for way, reached in found.items() if way[1] in self._second}
+
     def _reached(self, a: str, b: str) -> bool:
         with self._lock:
-            return self.known.get((a, b), False) or self.known.get((b, a), False)
+            ways = [found.get(way, False) for found in (self.known, self.known6) for way in ((a, b), (b, a))]
+            return any(ways) or self.holes.connects(a, b)
 
     def ask(self, directions: Sequence[tuple[str, str]], addresses: Mapping[str, str]) -> None:
         """Let the first of each direction dial the second, unless the result is known or the second has no address."""
-        asked: dict[str, dict[str, str]] = {}
         with self._lock:
-            for source, target in directions:
-                if (source, target) in self.known:
-                    continue
-                if addresses[target]:
-                    asked.setdefault(source, {})[target] = addresses[target]
-                else:
-                    self.known[source, target] = False
+            new = [direction for direction in directions if direction not in self.known]
+            self.known |= {(source, target): False for source, target in new if not addresses[target]}
+        found = self._answers([((source, target), addresses[target]) for source, target in new if addresses[target]])
+        with self._lock:
+            self.known |= found
+
+    def _answers(self, directions: Sequence[tuple[tuple[str, str], str]]) -> dict[tuple[str, str], bool]:
+        """Let members dial, each (source, target) at its address, and return what they answer in time."""
+        asked: dict[str, dict[str, str]] = {}
+        for (source, target), address in directions:
+            asked.setdefault(source, {})[target] = address
+        with self._lock:
             questions = {next(self._questions): name for name in asked}
             futures: dict[int, Future[Mapping[str, Any]]] = {question: Future() for question in questions}
             self._waiting |= {question: (name, futures[question]) for question, name in questions.items()}
         for question, name in questions.items():
             self._send(name, Reach(question=question, peers=asked[name], seconds=DIAL_SECONDS))
+        answers: dict[tuple[str, str], bool] = {}
         for question, future in futures.items():
             found: Mapping[str, Any] = {}
             with suppress(TimeoutError):
@@ -161,7 +208,8 @@ class Reachability:
             name = questions[question]
             with self._lock:
                 self._waiting.pop(question, None)
-                self.known |= {(name, target): found[target] for target in asked[name] if target in found}
+            answers |= {(name, target): found[target] for target in asked[name] if target in found}
+        return answers
 
     def _try(self, dial: Dial, name: str, address: str, found: Future[bool]) -> None:
         reached = False

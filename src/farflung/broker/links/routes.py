@@ -43,7 +43,7 @@ class Routes:
         through: dict[str, list[tuple[str, str]]] = {}
         for peer, address in peers.items():
             relays = topology.via.get(pair_of(name, peer), ())
-            addresses[peer] = address if self._reachability.can_dial(name, peer) else ""
+            addresses[peer] = self._reachability.address_for(name, peer, address)
             if relays:
                 found = self.addresses(relays) if known is None else {one: known[one] for one in relays if one in known}
                 through[peer] = list(found.items())

@@ -208,6 +208,7 @@ class StatusQueries:
             "parting": member.parting.value,
             "bandwidth": self.network.table.owner_cap(name),
             "address": member.address,
+            "nat": self.network.reachability.nat_of(name),
             "run": member.run,
             "region": member.offer.region,
             "memory": member.offer.memory,

@@ -12,6 +12,7 @@ from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run
 from farflung.cli.options import HomeOption, TicketOption, VerboseOption
 from farflung.cli.waiting_reason import waiting_reason
+from farflung.cluster.nat_types import NatType
 from farflung.errors import InputError
 from farflung.protocol.members import MemberState
 from farflung.telemetry.foreign_text import printable
@@ -100,6 +101,8 @@ def _state_of(member: Mapping[str, Any]) -> str:
         notes.append(member["standing"])
     if member.get("bandwidth"):
         notes.append(f"sends at most {BytesPerSecond(member['bandwidth']).written()}")
+    if member.get("nat") not in (None, NatType.NONE):
+        notes.append(NatType(member["nat"]).plain)
     if member.get("shares_with"):
         notes.append(f"shares its cores with {', '.join(member['shares_with'])}")
     if member.get("silence", 0.0) > _SILENT:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from farflung.clock import monotonic
 from farflung.thread_group import ThreadGroup
-from farflung.transports.connection_gate import ConnectionGate, crowded_out, group_of
+from farflung.transports.connection_gate import ConnectionGate, PassOn, crowded_out, group_of
 from farflung.transports.descriptors import descriptor_limit
 from farflung.transports.tcp.relay import Forwarder, Splice
 from farflung.transports.tcp.sockets import tune
@@ -66,23 +66,26 @@ def address_behind(peer: str) -> str:
 
 
 class RpcFront:
-    """Serves the listening socket ``server`` for the gRPC server that listens at the socket ``inner`` in ``folder``."""
+    """Serves the listening socket ``server`` for the gRPC server that listens at the socket ``inner``.
+
+    ``observe`` answers connections that ask for their own address.
+    """
 
     def __init__(
         self,
         server: socket.socket,
-        folder: Path,
-        inner: str,
+        inner: Path,
         *,
         tls: bool,
         limits: FrontLimits,
         log: Callable[[str], None] = lambda text: None,
+        observe: PassOn | None = None,
     ) -> None:
         self._limits = limits
-        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = os.open(inner.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         #: A short name of the socket: the system allows about a hundred characters.
-        self.inner = f"/proc/self/fd/{self._folder}/{inner}"
-        self._gate = ConnectionGate(server, self._enter, tls=tls, log=log)
+        self.inner = f"/proc/self/fd/{self._folder}/{inner.name}"
+        self._gate = ConnectionGate(server, self._enter, tls=tls, log=log, observe=observe)
         # gRPC's own keepalive ends connections with callers that are gone
         self._forwarder = Forwarder(idle_seconds=math.inf, ended=self._left)
         self._threads = ThreadGroup()

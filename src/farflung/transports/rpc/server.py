@@ -21,6 +21,7 @@ import grpc
 from farflung.errors import FarflungError, SecurityError
 from farflung.security import Caller, Credentials
 from farflung.transports.config import Insecure, TransportConfig
+from farflung.transports.connection_gate import PassOn
 from farflung.transports.rpc.calls import Call, FrameStream, RpcContext, join_frame
 from farflung.transports.rpc.channel import CallThreads, add_port, caller_of, channel_options
 from farflung.transports.rpc.event_loop import EventLoopThread
@@ -56,11 +57,12 @@ class RpcHost:
     """What a server needs of the program around it.
 
     ``log`` receives lines for people. ``check`` raises an error for a caller who may not call a method (any more). It receives
-    the caller, the method and the caller's address.
+    the caller, the method and the caller's address. ``observe`` answers connections that ask for their own address.
     """
 
     log: Callable[[str], None] = lambda text: None
     check: Callable[[Caller, str, str], None] = lambda caller, method, address: None
+    observe: PassOn | None = None
 
 
 UnaryHandler = Callable[[Call, Frame], Frame]
@@ -92,7 +94,7 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         """``door``: for callers of whom nothing is known; ``limits`` are its own then."""
         host = host or RpcHost()
         limits = _DOOR_LIMITS if door else limits
-        self._door, self._log, self._check = door, host.log, host.check
+        self._door, self._host = door, host
         #: A private folder for the sockets at which gRPC listens.
         self._folder: TemporaryDirectory[str] | None = None
         #: Whether callers at the front show no certificates.
@@ -182,9 +184,9 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             self._folder = TemporaryDirectory(prefix="farflung-")
         name = f"{'door' if self._door else 'members'}-{len(self._fronts)}.sock"
         tls = not isinstance(self._security, Insecure)
-        front = RpcFront(
-            server, Path(self._folder.name), name, tls=tls, limits=_DOOR if self._door else FrontLimits(), log=self._log
-        )
+        limits = _DOOR if self._door else FrontLimits()
+        inner = Path(self._folder.name) / name
+        front = RpcFront(server, inner, tls=tls, limits=limits, log=self._host.log, observe=self._host.observe)
         self._fronts[front] = anonymous
         return f"{address.rpartition(':')[0]}:{server.getsockname()[1]}"
 
@@ -259,7 +261,7 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             if not anonymous:
                 raise SecurityError("this call is for members of the cluster; join with a ticket first")
             return
-        self._check(call.caller, method, call.address)
+        self._host.check(call.caller, method, call.address)
         for front in self._fronts:
             front.prove(call.peer)
 

@@ -20,7 +20,7 @@ from farflung.errors import ConnectionLost, FarflungError, SecurityError, Versio
 from farflung.security import Credentials
 from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
-from farflung.transports.base import Arrival, EndpointEvents, FrameHandler, LinkStatistics, Urgency, failure_of, lost
+from farflung.transports.base import PUNCHED, Arrival, EndpointEvents, FrameHandler, LinkStatistics, Urgency, failure_of, lost
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.meter import Meter
@@ -294,9 +294,19 @@ class TcpEndpoint:
         if not address:
             return False
         link.address = address
+        if address == PUNCHED:
+            return self._dial_punched(link)
         again = max(_AGAIN_SECONDS, 4 * link.rate.round_trip) if link.peer_id else math.inf
         sock = dial(link.peer, address, self._tls, seconds, self.unfinished, again)
         self._introduce(link, sock, address)
+        return True
+
+    def _dial_punched(self, link: TcpLink) -> bool:
+        sock = self._events.punch(link.peer)
+        sock.settimeout(float(self.config.connect_timeout))
+        tune(sock)
+        sock = secure(sock, link.peer, PUNCHED, self._tls, self.unfinished)
+        self._introduce(link, sock, PUNCHED)
         return True
 
     def _introduce(self, link: TcpLink, sock: socket.socket, place: str, relay: str = "") -> None:

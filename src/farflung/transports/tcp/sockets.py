@@ -105,7 +105,7 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 def open_server(address: str) -> socket.socket:
-    """A listening socket at ``host:port`` (port 0: any free one).
+    """A listening socket at ``host:port`` (port 0: any free one). The host ``[::]`` stands for all addresses of both versions.
 
     Raises:
         InputError: it can't be listened at.
@@ -114,7 +114,8 @@ def open_server(address: str) -> socket.socket:
     try:
         plain = host.removeprefix("[").removesuffix("]")
         family = socket.AF_INET6 if ":" in plain else socket.AF_INET
-        return socket.create_server((plain, int(port)), family=family, backlog=_WAITING_CALLERS)
+        both = plain == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((plain, int(port)), family=family, backlog=_WAITING_CALLERS, dualstack_ipv6=both)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(
             f"cannot listen at {address}: is the port taken, or the address not this machine's? --listen names another ({error})"

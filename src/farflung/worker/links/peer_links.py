@@ -13,6 +13,7 @@ from farflung.transports.base import Endpoint
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes
 from farflung.worker.links.link_probe import probe_link
+from farflung.worker.links.punching import Punching
 
 __all__ = ["PeerLinks", "RelayService"]
 
@@ -23,8 +24,10 @@ Relays = Mapping[str, Sequence[tuple[str, str]]]
 class PeerLinks:
     """What the broker has reported of this worker's peers, applied to the data plane."""
 
-    def __init__(self, endpoint: TcpEndpoint) -> None:
+    def __init__(self, endpoint: TcpEndpoint, punching: Punching) -> None:
         self._endpoint = endpoint
+        #: Connections with peers behind NAT.
+        self.punching = punching
 
     @property
     def endpoint(self) -> Endpoint:
@@ -74,7 +77,9 @@ class PeerLinks:
 
     def close(self) -> None:
         """Close all links."""
+        self.punching.close()
         self._endpoint.close()
+        self.punching.join()
 
 
 class RelayService:

@@ -1,0 +1,27 @@
+"""Which pairs try hole punching, and how many at once."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+from farflung.broker.links.punched_pairs import PunchedPairs
+
+
+def test_neither_one_member_nor_all_together_try_too_many_pairs_for_one_plan() -> None:
+    pairs = PunchedPairs()
+    names = [f"w{number:02}" for number in range(40)]
+    everybody = list(combinations(names, 2))
+    first = pairs.begin(everybody)
+    assert len(first) == 200
+    assert max(sum(name in pair for pair in first) for name in names) == 24
+    assert set(pairs.begin(everybody)).isdisjoint(first), "the next plan tries others"
+    assert pairs.begin(list(product(["a"], ["b"]))) == [("a", "b")]
+
+
+def test_an_answer_of_a_pair_that_was_forgotten_is_not_stored() -> None:
+    pairs = PunchedPairs()
+    assert pairs.begin([("a", "b")]) == [("a", "b")]
+    pairs.forget("b")
+    pairs.store({("a", "b"): True})
+    assert not pairs.connects("a", "b")
+    assert pairs.among("ab") == []
