@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from farflung.job.engine_ranges import engine_range
 from farflung.job.optimizer_names import OptimizerName
 from farflung.job.section import Count, Label, Ratio, Section, one_or_more, quantity
 from farflung.units import Bytes, Seconds
@@ -291,6 +292,8 @@ class LimitSpec(Section):
 
     #: Devices or regions that get no work.
     exclude: tuple[str, ...] = ()
+    #: Engines that get work, each perhaps with a range of versions, such as `torch>=2.13,<2.14`. Empty: all.
+    engines: tuple[Annotated[str, AfterValidator(engine_range)], ...] = ()
     #: The largest number of stages.
     stages: Count | None = None
     #: The largest number of devices that share a stage.
