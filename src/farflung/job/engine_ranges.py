@@ -29,11 +29,11 @@ def in_ranges(engine: str, ranges: Sequence[str]) -> bool:
 
     Without ranges every engine is, and with them every engine that is not known (empty).
     """
+    if not ranges or not engine:
+        return True
     from packaging.requirements import Requirement
     from packaging.version import InvalidVersion, Version
 
-    if not ranges or not engine:
-        return True
     name, _, version = engine.partition(" ")
     found = [item for item in map(Requirement, ranges) if item.name == name]
     if not all(item.specifier for item in found):

@@ -292,7 +292,7 @@ class LimitSpec(Section):
 
     #: Devices or regions that get no work.
     exclude: tuple[str, ...] = ()
-    #: Engines that get work, each perhaps with a range of versions, such as `torch>=2.13,<2.14`. Empty: all.
+    #: Engines that get work, each perhaps with a range of versions, such as `torch==2.13.*`. Empty: all.
     engines: tuple[Annotated[str, AfterValidator(engine_range)], ...] = ()
     #: The largest number of stages.
     stages: Count | None = None
