@@ -20,7 +20,7 @@ from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
 from tests.support.command_processes import Program
 from tests.support.engine_closeness import worst_difference
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3)
 #: Moves weights by so much that they are gradients, and what they were is rounding.
