@@ -23,6 +23,7 @@ from benchmarks.harness.clusters import EngineCluster
 from benchmarks.harness.models import Family, family
 from benchmarks.training.engines import deviation
 from farflung.api import train
+from farflung.chaos.local_cluster import LocalCluster
 from farflung.errors import InputError
 from farflung.frontends.recipes import load_recipe
 from farflung.job.spec import JobSpec, LimitSpec, OptimizerSpec
@@ -110,7 +111,7 @@ def _rows(model: str) -> int:
     return 16 if model == "resnet18" else 4
 
 
-def _versions(cluster: EngineCluster) -> dict[str, str]:
+def _versions(cluster: LocalCluster) -> dict[str, str]:
     client = cluster.client()
     try:
         members: Any = client.status()["members"]
