@@ -32,7 +32,7 @@ from farflung.testing.reference import PlainSettings, plain_loop
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Environments", "EnvironmentsSettings"]
+__all__ = ["Environments", "EnvironmentsSettings", "report_of", "workers_of"]
 
 #: The largest deviation between releases of PyTorch, and with JAX; and that of the last loss.
 _RELEASES, _MIXED, _LOSS = 2e-6, 2e-5, 0.01
@@ -88,7 +88,7 @@ class Environments:
                 "mixed": _losses(settings, cluster.ticket, None),
                 "alone": _losses(settings, None, 1),
             }
-        return _report(settings, versions, found, losses)
+        return report_of(versions, found, losses)
 
 
 def workers_of(environments: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -173,16 +173,14 @@ def _windows(settings: EnvironmentsSettings, sequence: int) -> Callable[[int, in
     return batch
 
 
-def _report(
-    settings: EnvironmentsSettings,
-    versions: Mapping[str, str],
-    found: Mapping[str, Mapping[str, float]],
-    losses: Mapping[str, Sequence[float]],
+def report_of(
+    versions: Mapping[str, str], found: Mapping[str, Mapping[str, float]], losses: Mapping[str, Sequence[float]]
 ) -> Report:
-    jax = any(version.startswith("jax") for version in versions.values())
+    """Judge the deviations of gradients by pipeline and model, and the losses of a run."""
+    kinds = {version.partition(" ")[0] for version in versions.values()}
     rows: list[tuple[str, float, float]] = []
     for title, deviations in found.items():
-        most = _MIXED if title == "all" and jax else _RELEASES
+        most = _MIXED if title == "all" and kinds != {"torch"} else _RELEASES
         rows += [(f"gradients of {name}, {title}", measured, most) for name, measured in deviations.items()]
     apart = abs(losses["mixed"][-1] / losses["alone"][-1] - 1)
     rows.append(("last loss, all / PyTorch alone - 1", apart, _LOSS))
@@ -191,7 +189,7 @@ def _report(
         for name, measured, most in rows
     ]
     releases = {version for version in versions.values() if version.startswith("torch")}
-    several = len(releases) > 1 and jax
+    several = len(releases) > 1 and "jax" in kinds
     checks.append(
         Check(
             name="workers",
