@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,16 +86,21 @@ def diagnose(
 
 
 def _versions() -> Finding:
-    found = [f"farflung {__version__}", f"Python {platform.python_version()}"]
-    for name, library in ENGINE_LIBRARIES.items():
-        with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(library.module)}")
-    told = Finding(what="versions", found=", ".join(found))
+    found = f"farflung {__version__}, Python {platform.python_version()}"
     try:
-        installed_engines()
+        names = installed_engines()
     except InputError as error:
-        return replace(told, level="bad", remedy=str(error))
-    return told
+        return Finding(what="versions", found=found, level="bad", remedy=str(error))
+    return Finding(what="versions", found=", ".join([found, *map(_library, names)]))
+
+
+def _library(engine: str) -> str:
+    """The library of ``engine`` and its version (a copy that nobody has installed has none)."""
+    module = ENGINE_LIBRARIES[engine].module
+    try:
+        return f"{module} {version(module)}"
+    except PackageNotFoundError:
+        return module
 
 
 def _engine_devices() -> Mapping[str, Callable[[], Sequence[ComputeDevice]]]:
