@@ -16,9 +16,10 @@ NVIDIA := $(wildcard /dev/nvidia*) $(shell command -v nvidia-smi 2>/dev/null)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS ?= 2
 TESTS ?= tests/frontends tests/engines tests/api
+OTHER_TORCH ?= 2.15.0
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo docs bench env install smoke check-python check-torch lock sbom audit clean distclean
+.PHONY: help test lint format demo docs bench env install smoke check-python check-torch engine-environments check-engines lock sbom audit clean distclean
 
 help:
 	@echo "make test       lint, types, layers and tests"
@@ -30,6 +31,7 @@ help:
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make check-python PYTHON=python3.14   install, import and train with another interpreter, in a temporary folder"
 	@echo "make check-torch TORCH_VERSION=2.15.0      the tests of capture, engine and API with another PyTorch, on the CPU"
+	@echo "make check-engines OTHER_TORCH=2.15.0      workers with two releases of PyTorch and with JAX in one run"
 	@echo "make lock       pin all dependencies with hashes in locks/ (needs the network)"
 	@echo "make sbom       list all dependencies in dist/*.cdx.json (CycloneDX)"
 	@echo "make audit      look for known vulnerabilities of the dependencies (needs the network)"
@@ -97,14 +99,32 @@ docs: env
 demo: $(VENV)/.demo
 	$(BIN)/farflung demo
 
-# --no-deps leaves CUDA out (several GB for each version); torch_stubs.py makes empty stand-ins, so that torch loads without it.
-check-torch: env
-	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/python -m venv "$$folder/venv" && \
-	  site=$$("$$folder/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
-	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/farflung.pth" && \
-	  "$$folder/venv/bin/python" -m pip install -q --no-deps torch==$(TORCH_VERSION) && \
-	  $(BIN)/python scripts/torch_stubs.py "$$site" "$$folder/stubs" && \
-	  PYTHONPATH="$(abspath src)" LD_LIBRARY_PATH="$$folder/stubs" OMP_NUM_THREADS=1 "$$folder/venv/bin/python" -m pytest -q $(TESTS)
+# Environments with other tensor libraries. --no-deps leaves CUDA out (several GB for each version); torch_stubs.py puts empty
+# stand-ins beside torch, so that it loads without. All other packages are those of $(VENV). The environment with JAX has its own.
+ENGINES := $(VENV)/engines
+
+$(ENGINES)/torch-%/.ready: | env
+	@$(BIN)/python -m venv $(@D)
+	@site=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  { $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' && echo "$(abspath src)"; } > "$$site/farflung.pth" && \
+	  $(@D)/bin/python -m pip install -q --no-deps torch==$* && $(BIN)/python scripts/torch_stubs.py "$$site" "$$site/torch/lib"
+	@touch $@
+
+$(ENGINES)/jax/.ready: | env
+	@$(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q -c constraints.txt -e '.[jax]'
+	@touch $@
+
+check-torch: $(ENGINES)/torch-$(TORCH_VERSION)/.ready
+	OMP_NUM_THREADS=1 $(<D)/bin/python -m pytest -q $(TESTS)
+
+ENVIRONMENTS = torch$(OTHER_TORCH:%=,torch=$(abspath $(ENGINES))/torch-%/bin/python),jax=$(abspath $(ENGINES))/jax/bin/python
+
+engine-environments: $(OTHER_TORCH:%=$(ENGINES)/torch-%/.ready) $(ENGINES)/jax/.ready
+	@echo "environments=$(ENVIRONMENTS)"
+
+check-engines: engine-environments
+	OMP_NUM_THREADS=1 FARFLUNG_ENVIRONMENTS="$(ENVIRONMENTS)" $(BIN)/python -m pytest -q -m engines tests
 
 # -- dependencies: what a broker needs, and what a worker needs -----------------------------------------------------------
 # The tools have an environment of their own: farflung and its tests need none of them.

@@ -33,6 +33,7 @@ for _module, _name in {
     "papers.dtfm": "Dtfm",
     "network.emulator": "Emulator",
     "training.engines": "Engines",
+    "training.environments": "Environments",
     "training.exactness": "Exactness",
     "papers.fusionllm": "FusionLlm",
     "papers.hybrid_ps": "HybridPsBench",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farflung.api.submission import bundle_job
@@ -10,7 +11,7 @@ from farflung.cluster import Topology
 from farflung.job import JobSpec
 from farflung.messages.submission import Bundle
 
-__all__ = ["PacedCluster", "ProbedCluster", "bundle_of"]
+__all__ = ["EngineCluster", "PacedCluster", "ProbedCluster", "bundle_of"]
 
 
 class ProbedCluster(LocalCluster):
@@ -37,6 +38,24 @@ class PacedCluster(LocalCluster):
             at = arguments.index("farflung")
             arguments = ["-m", "benchmarks.harness.stand_in", str(self.folder), *arguments[at + 1 :]]
         super().start_process(name, arguments)
+
+
+class EngineCluster(LocalCluster):
+    """Its workers have engines, each in an environment of its own: ``workers`` maps a name to an engine and its interpreter."""
+
+    def __init__(self, folder: Path, workers: Mapping[str, Sequence[str]]) -> None:
+        self._workers = dict(workers)
+        super().__init__(folder, list(workers))
+
+    def start_process(self, name: str, arguments: list[str]) -> None:
+        """See ``LocalCluster.spawn``: workers get ``--engine``."""
+        if name in self._workers and name not in self._commands:
+            arguments = [*arguments, "--engine", self._workers[name][0]]
+        super().start_process(name, arguments)
+
+    def interpreter(self, name: str) -> str:
+        """See ``LocalCluster.interpreter``: that of the worker's environment."""
+        return self._workers[name][1] if name in self._workers else super().interpreter(name)
 
 
 def bundle_of(job: JobSpec, *, base: Path, topology: Topology | None = None, emulate: bool = False) -> Bundle:

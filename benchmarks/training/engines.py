@@ -30,7 +30,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import CheckpointSpec, JobSpec, OptimizerSpec
 from farflung.planners import get_planner
 
-__all__ = ["Engines", "EnginesSettings"]
+__all__ = ["Engines", "EnginesSettings", "deviation"]
 
 _TOLERANCE, _RATIO, _LOSS = 2e-5, 1.1, 0.01
 _SMALL = {"vocab_size": 256, "sequence": 64}
@@ -127,11 +127,18 @@ def _opened(graph: Graph, engine: Engine, seed: int) -> StageRunner:
     return engine.open(cut(graph, [(0, len(graph.ops))])[0], EngineSettings(seed=seed))
 
 
-def _deviation(graph: Graph, engines: Mapping[str, Engine], seed: int) -> float:
-    """The largest difference of a gradient, as a share of the largest element of its array.
+def deviation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+    """Return the largest difference of a gradient, as a share of the largest element of its array.
 
     Gradients below a ten-thousandth of the largest one are rounding: those of attention's key biases.
     """
+    floor = 1e-4 * max(float(np.abs(array).max()) for array in expected.values())
+    return max(
+        float(np.abs(found[name] - array).max()) / max(float(np.abs(array).max()), floor) for name, array in expected.items()
+    )
+
+
+def _deviation(graph: Graph, engines: Mapping[str, Engine], seed: int) -> float:
     data = _data(graph, seed)
     runners = {name: _opened(graph, engine, seed) for name, engine in engines.items()}
     runners["torch"].initialize([state.name for state in graph.states])
@@ -142,11 +149,7 @@ def _deviation(graph: Graph, engines: Mapping[str, Engine], seed: int) -> float:
         runner.backward(MicroBatch(0, 0), {}, 1.0)
         runner.finish_gradients({})
         found[name] = runner.gradients()
-    floor = 1e-4 * max(float(np.abs(array).max()) for array in found["torch"].values())
-    return max(
-        float(np.abs(found["jax"][name] - array).max()) / max(float(np.abs(array).max()), floor)
-        for name, array in found["torch"].items()
-    )
+    return deviation(found["jax"], found["torch"])
 
 
 def _stage_seconds(settings: EnginesSettings, engines: Mapping[str, Engine], say: Say) -> dict[str, float]:

@@ -9,12 +9,15 @@ import pytest
 from farflung import __version__
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import VersionError
+from farflung.messages import versions
 from farflung.messages.versions import check_versions, mixed_engines, version_warnings
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 from farflung.wire.frames import Frame
-from farflung.worker import membership
+from farflung.worker import device_measurement, membership
 from farflung.worker.membership import join
+from farflung.worker.options import WorkerOptions
+from farflung.worker.process import Worker
 from tests.support.loopback import Loopback, text_job
 from tests.support.quiet import until
 
@@ -27,8 +30,8 @@ ODD = (
 
 
 def member(name: str, engine: str = "torch 2.13.0", farflung: str = __version__) -> Member:
-    versions = {"engine": engine, "farflung": farflung}
-    return Member(name=name, address="", offer=Offer(memory=1.0, speed=1.0, versions=versions))
+    told = {"engine": engine, "farflung": farflung}
+    return Member(name=name, address="", offer=Offer(memory=1.0, speed=1.0, versions=told))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,34 @@ def test_the_broker_refuses_another_minor_version_at_the_door(tmp_path: Path, mo
             join(cluster.ticket("join"), name="new", role="worker")
 
 
+@pytest.mark.parametrize("role", ["worker", "client"])
+def test_an_older_minor_version_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    with Loopback(tmp_path, 0) as cluster:
+        monkeypatch.setattr(versions, "__version__", f"{MAJOR}.{MINOR + 1}.0")  # the broker's
+        scope = {"worker": "join", "client": "submit"}[role]
+        with pytest.raises(VersionError, match=rf"run on the other machine: pip install farflung=={MAJOR}.{MINOR + 1}.0"):
+            join(cluster.ticket(scope), name="new", role=role)
+
+
+@pytest.mark.parametrize(("minor", "where"), [(MINOR + 1, "the broker's machine"), (MINOR - 1, "the other machine")])
+def test_a_worker_that_kept_its_certificate_is_refused_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int, where: str
+) -> None:
+    """Its ticket has expired and it does not join again: the broker was upgraded, or the worker."""
+    other = f"{MAJOR}.{minor}.0"
+    with Loopback(tmp_path, 0) as cluster:
+        member = join(cluster.ticket("join"), name="old", role="worker", key=cluster.key)
+        monkeypatch.setattr(device_measurement, "own_versions", lambda engine: {"farflung": other, "engine": engine})
+        worker = Worker(member, WorkerOptions(listen="127.0.0.1:0", memory=4e9, data=tmp_path), lambda line: None)
+        try:
+            with pytest.raises(VersionError, match=f"the other side is farflung {other}: .* run on {where}: pip install"):
+                worker.serve()
+        finally:
+            worker.close()
+            worker.carried.device.engine.end()
+        assert "old" not in cluster.members()
+
+
 def test_the_engine_of_the_minority_is_a_warning() -> None:
     odd = member("c", "torch 2.14.1+cpu")
     assert version_warnings([member("a"), member("b", "torch 2.13.0+cu128"), odd]) == {"c": [ODD]}
@@ -80,7 +111,7 @@ def test_a_run_on_mixed_engines_is_warned() -> None:
     assert mixed_engines([member("a"), member("b", "torch 2.13.0+cpu")]) == ""
     assert mixed_engines([member("a"), member("b", "torch 2.14.1")]) == (
         "warning: engine versions differ (torch 2.13.0 on a; torch 2.14.1 on b): the result is not bit-equal to that of a "
-        "plain loop; install one version"
+        "plain loop; install one version, or choose one with limits.engines"
     )
 
 

@@ -51,6 +51,29 @@ def job(**limits: object) -> JobSpec:
     return JobSpec(micro_batch_sizes=(16,) * 4, steps=100, limits=LimitSpec(**limits))
 
 
+def with_engines(*engines: str) -> Topology:
+    made = network(len(engines))
+    devices = [replace(device, engine=engine) for device, engine in zip(made.devices, engines, strict=True)]
+    return replace(made, devices=tuple(devices))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_outside_of_the_ranges_get_no_work(name: str) -> None:
+    topology = with_engines("torch 2.13.0", "torch 2.15.0", "jax 0.10.2", "torch 2.13.1+cpu")
+    assert set(planned(name, topology, job(engines=("torch>=2.13,<2.14",))).devices) <= {"d0", "d3"}
+    assert set(planned(name, topology, job(engines=("jax", "torch>2.14"))).devices) <= {"d1", "d2"}
+
+
+def test_no_engine_within_the_ranges_is_an_error() -> None:
+    topology = with_engines("torch 2.13.0", "jax 0.10.2")
+    with pytest.raises(PlanError) as caught:
+        planned("op_fence", topology, job(engines=("torch>=2.14",)))
+    assert str(caught.value) == (
+        "no device has an engine of limits.engines (torch>=2.14), there are jax 0.10.2, torch 2.13.0; "
+        "allow one of them, or join a worker that has it"
+    )
+
+
 def planner(name: str) -> Planner:
     return Auto(AutoSettings(evaluations=8)) if name == "auto" else get_planner(name)
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from farflung import extras
 from farflung.cli.main import app
 from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice
 from farflung.errors import ConnectionLost, InputError, SecurityError
+from farflung.extras import ENGINE_LIBRARIES, installed_engines
 from farflung.worker import doctor
 from farflung.worker.doctor import Finding, diagnose
 
@@ -37,7 +39,8 @@ def _system(root: Path, congestion: str, allowed: str, buffers: str = "4096 1638
 def test_a_good_machine_and_its_broker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         findings = diagnose(broker=f"127.0.0.1:{server.getsockname()[1]}")
-    assert [finding.what for finding in findings[:4]] == ["versions", "accelerators", "ports", "address"]
+    engines = [f"accelerators of {ENGINE_LIBRARIES[name].title}" for name in installed_engines()]
+    assert [finding.what for finding in findings[: len(engines) + 3]] == ["versions", *engines, "ports", "address"]
     assert "answers after" in _found(findings, "broker").found
     with pytest.raises(SecurityError, match="is not an address"):
         diagnose(broker="nowhere")
@@ -113,26 +116,45 @@ GPU = ComputeDevice(name="cuda:0", model="NVIDIA RTX 4090", memory=24_000_000_00
 
 
 def test_accelerators_are_named(tmp_path: Path) -> None:
-    found = _found(diagnose(devices=lambda: [GPU, CPU], nvidia=tmp_path / "none"), "accelerators")
+    found = _found(diagnose(devices={"torch": lambda: [GPU, CPU]}, nvidia=tmp_path / "none"), "accelerators of PyTorch")
     assert (found.level, found.found) == ("good", "cuda:0 NVIDIA RTX 4090 24 GB")
-    found = _found(diagnose(devices=lambda: [CPU], nvidia=tmp_path / "none"), "accelerators")
-    assert (found.level, found.found, found.remedy) == ("good", "none; workers use the CPU (8 cores)", "")
+    found = _found(diagnose(devices={"jax": lambda: [CPU]}, nvidia=tmp_path / "none"), "accelerators of JAX")
+    assert (found.level, found.found, found.remedy) == ("good", "none; its workers use the CPU (8 cores)", "")
 
 
-def test_a_gpu_that_pytorch_does_not_see_is_told(tmp_path: Path) -> None:
+def test_a_gpu_that_an_engine_does_not_see_is_told(tmp_path: Path) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
-    found = _found(diagnose(devices=lambda: [CPU], nvidia=tmp_path), "accelerators")
+    findings = diagnose(devices={"torch": lambda: [GPU, CPU], "jax": lambda: [CPU]}, nvidia=tmp_path)
+    assert _found(findings, "accelerators of PyTorch").level == "good"
+    found = _found(findings, "accelerators of JAX")
     assert found.level == "hint"
-    assert found.remedy.startswith("this machine has an NVIDIA GPU that PyTorch does not see: install PyTorch's CUDA build")
+    assert found.remedy.startswith("this machine has an NVIDIA GPU that JAX does not see: install its CUDA build")
 
 
-def test_accelerators_without_torch(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_load_is_bad(tmp_path: Path) -> None:
     def missing() -> list[ComputeDevice]:
         raise InputError("computing on this machine needs PyTorch")
 
-    assert _found(diagnose(devices=missing, nvidia=tmp_path), "accelerators").found == "not known without torch"
+    found = _found(diagnose(devices={"torch": missing}, nvidia=tmp_path), "accelerators of PyTorch")
+    assert (found.level, found.found) == ("bad", "not known: computing on this machine needs PyTorch")
+
+
+def test_a_machine_without_an_engine_can_have_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    findings = diagnose()
+    assert not [finding for finding in findings if finding.what.startswith("accelerators")]
+    found = _found(findings, "versions")
+    assert found.level == "bad"
+    assert found.remedy.endswith("pip install 'farflung[torch]' or pip install 'farflung[jax]'")
+
+
+def test_jax_is_named_with_its_version_and_device(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    findings = diagnose(nvidia=tmp_path / "none")
+    assert f", jax {jax.__version__}" in _found(findings, "versions").found
+    assert _found(findings, "accelerators of JAX").found.startswith("none; its workers use the CPU (")
 
 
 def test_the_isolation_that_jobs_get_is_shown() -> None:
-    finding = _found(diagnose(devices=lambda: (ComputeDevice(name="cpu", cores=1),)), "isolation of jobs")
+    finding = _found(diagnose(devices={"torch": lambda: [CPU]}), "isolation of jobs")
     assert finding.found.startswith("full: network, ") or (finding.level == "hint" and finding.remedy)

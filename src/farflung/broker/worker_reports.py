@@ -33,7 +33,7 @@ from farflung.messages.reports import (
 )
 from farflung.messages.router import Router
 from farflung.messages.schema import Channel, Message, UnsetType
-from farflung.messages.versions import version_warnings
+from farflung.messages.versions import check_session, version_warnings
 from farflung.messages.wire_form import decode
 from farflung.protocol.events import (
     Event,
@@ -72,8 +72,10 @@ class WorkerReports:
 
         Raises:
             InputError: a worker of this name is connected, or its engine computes something else.
+            VersionError: its farflung has another major or minor version.
         """
         address, offer, holds = hello.address, _offer(hello), hello.holds
+        check_session(offer.versions.get("farflung", ""))
         check_probe(hello.offer.probe or (), name, offer.versions.get("engine", ""), offer.kind)
         if not isinstance(holds, UnsetType):
             states, steps = retained_states_of(holds.states), [report_of(one) for one in holds.steps]

@@ -161,14 +161,19 @@ class LocalCluster:
         self.start_process(name, [*words, "--unreliable"] if unreliable else words)
 
     def start_process(self, name: str, arguments: list[str]) -> None:
-        """Start the process ``name`` with this interpreter and ``arguments``; its output goes to its log."""
+        """Start the process ``name`` with its interpreter and ``arguments``; its output goes to its log."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FARFLUNG_HOME": str(self.folder / "home")}
         self._commands[name] = arguments
         with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, *arguments]
+            command = [self.interpreter(name), *arguments]
             with self._lock:
                 if not self._closed:  # who starts a process again may do so in a thread
                     self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603
+
+    def interpreter(self, name: str) -> str:
+        """Return the Python that the process ``name`` runs under."""
+        del name
+        return sys.executable
 
     def await_tickets(self) -> str:
         """Wait until the broker has printed its tickets; keeps the one to submit and returns the one to join."""

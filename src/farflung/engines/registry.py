@@ -14,6 +14,7 @@ _BUILT_IN = {
     "torch": ("farflung.engines.torch.engine", "TorchEngine"),
     "reference": ("farflung.engines.reference.engine", "ReferenceEngine"),
     "reference64": ("farflung.engines.reference.engine", "WideEngine"),
+    "shapes": ("farflung.engines.shapes.engine", "ShapeEngine"),
     "jax": ("farflung.engines.jax.engine", "JaxEngine"),
 }
 

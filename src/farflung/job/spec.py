@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from farflung.job.engine_ranges import engine_range
 from farflung.job.optimizer_names import OptimizerName
 from farflung.job.section import Count, Label, Ratio, Section, one_or_more, quantity
 from farflung.units import Bytes, Seconds
@@ -291,12 +292,13 @@ class LimitSpec(Section):
 
     #: Devices or regions that get no work.
     exclude: tuple[str, ...] = ()
+    #: Engines that get work, each perhaps with a range of versions, such as `torch==2.13.*`. Empty: all.
+    engines: tuple[Annotated[str, AfterValidator(engine_range)], ...] = ()
     #: The largest number of stages.
     stages: Count | None = None
     #: The largest number of devices that share a stage.
     replicas: Count | None = None
-    #: Unreliable devices: use them like others (`any`), not at all (`avoid`), or only for stages that a reliable device has too
-    #: (`backed`).
+    #: Unreliable devices: use them like others (`any`), not at all (`avoid`), or only beside a reliable one (`backed`).
     unreliable: Literal["any", "avoid", "backed"] = "any"
     #: Devices or regions that own the data. Stages that read inputs or labels run there.
     data: tuple[str, ...] = ()
@@ -309,8 +311,7 @@ class LimitSpec(Section):
 class SyncSpec(Section):
     """The synchronization of the replicas of a stage, if `plan.replicas` is above 1."""
 
-    #: `exact`: sum gradients in the job's order in every step. Any other strategy: replicas train as separate pipelines and
-    #: exchange what the strategy defines.
+    #: `exact`: sum gradients in the job's order in every step. Others: replicas are pipelines that exchange what they define.
     strategy: str = "exact"
     #: The order of the sums of `exact`. `any`: servers, a ring or a tree, whichever is fastest. Results then differ by rounding.
     order: Literal["job", "any"] = "job"
@@ -444,8 +445,7 @@ class JobSpec(Section):
     on_loss: Literal["recover", "stop"] = "recover"
     #: The run fails after more than this number of consecutive worker losses without a completed step.
     recoveries: Count = 8
-    #: The number of other machines of the plan that store a copy of each stage's state. `auto`: one for each stage without a
-    #: replica, where memory allows.
+    #: Other machines of the plan that store a copy of each stage's state. `auto`: one, if memory allows and it has no replica.
     copies: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = "auto"
     #: Steps between two copies. Without a value: chosen from links, step time and `mtbf_hours`.
     copy_every: Count | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farflung.protocol.members import Member
     from farflung.wire.frames import Frame
 
-__all__ = ["PROTOCOL_VERSION", "check_versions", "mixed_engines", "own_versions", "version_warnings"]
+__all__ = ["PROTOCOL_VERSION", "check_session", "check_versions", "mixed_engines", "own_versions", "version_warnings"]
 
 #: The version of the messages between members and broker. Raise it when a message changes its meaning.
 PROTOCOL_VERSION = 8
@@ -45,14 +45,29 @@ def check_versions(request: Frame, protocol: int) -> None:
     if other == protocol and _minor(version) == _minor(__version__):
         return
     older_broker = isinstance(other, int) and (other, _minor(version)) > (protocol, _minor(__version__))
+    raise _refusal(f" (protocol {protocol})", f"{version} (protocol {other!s:.40})", version if older_broker else "")
+
+
+def check_session(version: str) -> None:
+    """Check the ``version`` of a worker whose certificate is older than this broker's farflung: it did not join again.
+
+    Raises:
+        VersionError: major or minor version differ; the text says what to install where.
+    """
+    if version and _minor(version) != _minor(__version__):
+        raise _refusal("", version, version if _minor(version) > _minor(__version__) else "")
+
+
+def _refusal(protocol: str, other: str, newer: str) -> VersionError:
+    """``newer``: the version that the broker needs (empty: the other side needs the broker's)."""
     where = (
-        f"the broker's machine: pip install farflung=={version}"
-        if older_broker
-        else (f"the other machine: pip install farflung=={__version__}")
+        f"the broker's machine: pip install farflung=={newer}"
+        if newer
+        else f"the other machine: pip install farflung=={__version__}"
     )
-    raise VersionError(
-        f"this broker is farflung {__version__} (protocol {protocol}), the other side is farflung {version} "
-        f"(protocol {other!s:.40}): major and minor version must be equal; run on {where}"
+    return VersionError(
+        f"this broker is farflung {__version__}{protocol}, the other side is farflung {other}: "
+        f"major and minor version must be equal; run on {where}"
     )
 
 
@@ -90,7 +105,10 @@ def mixed_engines(members: Sequence[Member]) -> str:
     if len(by_engine) < 2:
         return ""
     told = "; ".join(f"{engine} on {', '.join(names)}" for engine, names in by_engine.items())
-    return f"warning: engine versions differ ({told}): the result is not bit-equal to that of a plain loop; install one version"
+    return (
+        f"warning: engine versions differ ({told}): the result is not bit-equal to that of a plain loop; install one version, "
+        "or choose one with limits.engines"
+    )
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -96,6 +96,12 @@ def usable(topology: Topology, limits: LimitSpec) -> Topology:
     if not left:
         if not allowed_devices(topology, LimitSpec(exclude=limits.exclude)):
             raise PlanError("every device is excluded (limits.exclude); leave at least one")
+        if not allowed_devices(topology, LimitSpec(exclude=limits.exclude, engines=limits.engines)):
+            there = ", ".join(sorted({device.engine for device in topology.devices}))
+            raise PlanError(
+                f"no device has an engine of limits.engines ({', '.join(limits.engines)}), there are {there}; "
+                "allow one of them, or join a worker that has it"
+            )
         raise PlanError('every device that is left is unreliable, and limits.unreliable = "avoid"; mark one as reliable')
     return topology if len(left) == len(topology) else topology.select([device.name for device in left])
 

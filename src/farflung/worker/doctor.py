@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from farflung.engines import ComputeDevice, get_engine
 from farflung.engines.isolated.lockdown import PROTECTIONS
 from farflung.engines.isolation import missing
 from farflung.errors import ConnectionLost, InputError
+from farflung.extras import ENGINE_LIBRARIES, installed_engines
 from farflung.security import split_address
 from farflung.transports.addresses import congestion_control, reachable_host
 from farflung.transports.punching.nat_probe import find_nat
@@ -56,19 +58,20 @@ def diagnose(
     port: int = 0,
     broker: str | None = None,
     root: Path = Path("/proc/sys/net"),
-    devices: Callable[[], Sequence[ComputeDevice]] | None = None,
+    devices: Mapping[str, Callable[[], Sequence[ComputeDevice]]] | None = None,
     nvidia: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> list[Finding]:
     """Look at this machine; nothing is changed and nothing is sent but connections to ``broker``.
 
-    ``devices`` lists what can compute here (None: the engine does); ``nvidia`` is where Linux lists NVIDIA's GPUs.
+    ``devices`` lists what each engine can compute on (None: the installed engines do); ``nvidia`` is where Linux lists NVIDIA's
+    GPUs.
 
     Raises:
         SecurityError: ``broker`` is not ``host:port``.
     """
     looks: list[Callable[[], Finding]] = [
         _versions,
-        lambda: _accelerators(devices or _engine_devices, nvidia),
+        *(partial(_accelerators, name, listed, nvidia) for name, listed in (devices or _engine_devices()).items()),
         lambda: _port(port),
         _address,
         lambda: _congestion(root),
@@ -87,29 +90,46 @@ def diagnose(
 def _versions() -> Finding:
     found = f"farflung {__version__}, Python {platform.python_version()}"
     try:
-        return Finding(what="versions", found=f"{found}, torch {version('torch')}")
+        names = installed_engines()
+    except InputError as error:
+        return Finding(what="versions", found=found, level="bad", remedy=str(error))
+    return Finding(what="versions", found=", ".join([found, *map(_library, names)]))
+
+
+def _library(engine: str) -> str:
+    """The library of ``engine`` and its version (a copy that nobody has installed has none)."""
+    module = ENGINE_LIBRARIES[engine].module
+    try:
+        return f"{module} {version(module)}"
     except PackageNotFoundError:
-        return Finding(
-            what="versions", found=f"{found}, no torch", level="bad", remedy="a worker needs it: pip install 'farflung[torch]'"
-        )
+        return module
 
 
-def _engine_devices() -> Sequence[ComputeDevice]:
-    return get_engine("torch").devices()
+def _engine_devices() -> Mapping[str, Callable[[], Sequence[ComputeDevice]]]:
+    try:
+        names = installed_engines()
+    except InputError:
+        return {}
+    return {name: partial(_devices, name) for name in names}
 
 
-def _accelerators(devices: Callable[[], Sequence[ComputeDevice]], nvidia: Path) -> Finding:
-    what = "accelerators"
+def _devices(engine: str) -> Sequence[ComputeDevice]:
+    return get_engine(engine).devices()
+
+
+def _accelerators(engine: str, devices: Callable[[], Sequence[ComputeDevice]], nvidia: Path) -> Finding:
+    title = ENGINE_LIBRARIES[engine].title
+    what = f"accelerators of {title}"
     try:
         found = devices()
-    except InputError:
-        return Finding(what=what, found="not known without torch", level="hint", remedy="pip install 'farflung[torch]'")
+    except InputError as error:
+        return Finding(what=what, found=f"not known: {error}", level="bad", remedy=f"pip install 'farflung[{engine}]'")
     accelerators = [str(device) for device in found if device.kind != "cpu"]
     if accelerators:
         return Finding(what=what, found=", ".join(accelerators))
-    there = f"none; workers use the CPU ({counted(found[-1].cores, 'core')})"
+    there = f"none; its workers use the CPU ({counted(found[-1].cores, 'core')})"
     if nvidia.is_dir() and any(nvidia.iterdir()):
-        remedy = "this machine has an NVIDIA GPU that PyTorch does not see: install PyTorch's CUDA build and a matching driver"
+        remedy = f"this machine has an NVIDIA GPU that {title} does not see: install its CUDA build and a matching driver"
         return Finding(what=what, found=there, level="hint", remedy=remedy)
     return Finding(what=what, found=there)
 

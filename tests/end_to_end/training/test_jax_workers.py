@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from farflung.engines import get_engine
 from tests.support.command_processes import Program
 from tests.support.engine_closeness import worst_difference
 from tests.support.helped_runs import JOB as HELPED
@@ -72,6 +73,10 @@ def test_replicas_of_one_stage(tmp_path: Path, engine: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", ["torch", "jax"])
 def test_a_helper_with_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: str) -> None:
+    """Equal speeds, so that each server gets one of the helpers."""
+    from farflung.engines.jax.engine import JaxEngine
+
+    monkeypatch.setattr(JaxEngine, "measure", lambda self, device, peak=None: get_engine("torch").measure(device, peak))
     text_folder(tmp_path)
     scene = Scene(monkeypatch)
     helper = "jax" if servers == "torch" else "torch"

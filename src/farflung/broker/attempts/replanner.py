@@ -27,6 +27,7 @@ from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, predi
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.errors import FarflungError
+from farflung.job.engine_ranges import in_ranges
 from farflung.messages.submission import Bundle
 from farflung.optim import state_factor
 from farflung.plan import Plan
@@ -199,6 +200,12 @@ class Replanner:
             found = {one.name: why or "the run moves to a better plan" for one in idle}
             found |= dict.fromkeys(strange, "it is not in the submitted topology; join under one of its names")
             found |= {name: f"limits.exclude of its job names {name}" for name in live.job.limits.exclude if name in found}
+            engines = {one.name: one.offer.versions.get("engine", "") for one in idle}
+            found |= {
+                name: f"limits.engines of its job leaves {engine} out"
+                for name, engine in engines.items()
+                if not in_ranges(engine, live.job.limits.engines)
+            }
             self._findings[live.run] = found
             return [one.name for one in idle if one.name not in known and found[one.name] == why]
 

@@ -72,6 +72,7 @@ def plan(
     evaluations: Annotated[int, typer.Option(min=0, help="Planner auto: number of plans to evaluate.")] = 64,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Planner auto: stop after this many seconds instead.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Do not use this device or region.")] = None,
+    engines: Annotated[list[str] | None, typer.Option(help="Use only this engine, perhaps with versions: torch>=2.13.")] = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Maximum number of stages.")] = None,
     unreliable: Annotated[str | None, typer.Option(help="Unreliable devices: any, avoid, or backed (by a reliable one).")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Device or region that the data must not leave.")] = None,
@@ -93,7 +94,7 @@ def plan(
 
         check_drawing(draw)
         to_write(draw)
-    limits = {"exclude": exclude, "stages": stages, "unreliable": unreliable, "data": data}
+    limits = {"exclude": exclude, "engines": engines, "stages": stages, "unreliable": unreliable, "data": data}
     limits = {key: value for key, value in limits.items() if value is not None}
     case = _read_case(job, topology, planner, limits, running, home)
     spec = case.job

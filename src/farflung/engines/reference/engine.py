@@ -57,7 +57,7 @@ class ReferenceEngine:
         """Return the name of the engine and NumPy's version."""
         return f"{'reference64' if self._wide else 'reference'} {np.__version__}"
 
-    def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> ReferenceRunner:
+    def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> StageRunner:
         """A runner of ``subgraph``; see ``Engine``.
 
         Raises:
