@@ -109,7 +109,7 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
             {"clip_norm": 1.0, "optimizer": OptimizerSpec(clip_norm=2.0), "lr": None},
             r"clip_norm=1 beside OptimizerSpec\(clip_norm=2",
         ),
-        ({"precision": "fp8"}, r"^precision='fp8': must be 'float32' or 'bf16'"),
+        ({"precision": "fp8"}, r"^precision='fp8': must be 'float32', 'bf16' or 'fp16'"),
         ({"lr_schedule": "poly"}, r"^lr_schedule='poly': must be 'constant', 'cosine', 'linear'"),
         ({"lr_schedule": ScheduleSpec(warmup=9)}, r"lr_schedule=ScheduleSpec\(warmup=9\) is longer than steps=4: shorten it"),
         (

@@ -15,7 +15,7 @@ from farflung.engines.present import PRESENT, label
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
 from farflung.engines.torch.heap import HEAP
-from farflung.engines.torch.optimizer import RuleOptimizer, StageOptimizer, stage_optimizer
+from farflung.engines.torch.optimizers.wide_update import AnyOptimizer, stage_optimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
 from farflung.errors import FarflungError, GraphError
@@ -25,6 +25,10 @@ from farflung.graph.ir import Use, ValueRef
 from farflung.job.groups import is_frozen
 
 __all__ = ["TorchRunner"]
+
+
+#: What autocast multiplies in.
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Receive(torch.autograd.Function):
@@ -94,7 +98,7 @@ class TorchRunner:
         self._kept: dict[MicroBatch, _Kept] = {}
         #: What ``backward_weights`` has to compute (``EngineSettings.split_backward``).
         self._late: dict[MicroBatch, WeightWork] = {}
-        self._optimizer: StageOptimizer | RuleOptimizer | None = None
+        self._optimizer: AnyOptimizer | None = None
         self._watch: list[tuple[frozenset[str], int]] = []
         self._ready: Callable[[int], None] | None = None
 
@@ -201,8 +205,8 @@ class TorchRunner:
                     tensor = _Receive.apply(entry, tensor, sink, source)  # type: ignore[no-untyped-call]
                 registers[slot] = tensor
             program.key.step, program.key.micro_batch = key.step, key.index
-            bf16 = self._settings.precision == "bf16"
-            with torch.autocast(self._device.type, torch.bfloat16) if bf16 else nullcontext():
+            narrow = _AUTOCAST.get(self._settings.precision)
+            with nullcontext() if narrow is None else torch.autocast(self._device.type, narrow):
                 program.run(registers)
         roots = {value: registers[program.slots[value]] for value in self._roots} if record else {}
         if record and self._loss is not None:
@@ -308,7 +312,7 @@ class TorchRunner:
 
     def _zeros(self, value: ValueRef) -> torch.Tensor:
         spec = self._edges[value].spec
-        dtype = torch.float32 if self._settings.precision == "float32" else torch.bfloat16
+        dtype = _AUTOCAST.get(self._settings.precision, torch.float32)
         return torch.zeros(spec.shape, dtype=dtype if spec.dtype == "float32" else getattr(torch, spec.dtype))
 
     # Update
@@ -410,10 +414,10 @@ class TorchRunner:
         self._late.clear()
         self.state.clear()
 
-    def _stepper(self) -> StageOptimizer | RuleOptimizer:
+    def _stepper(self) -> AnyOptimizer:
         if self._optimizer is None:
             parameters = {n: self.state.tensor(n) for n in self.subgraph.states if n in self.state.trained}
-            self._optimizer = stage_optimizer(self._settings.optimizer, parameters)
+            self._optimizer = stage_optimizer(self._settings.optimizer, parameters, self._settings.seed)
         return self._optimizer
 
     def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
