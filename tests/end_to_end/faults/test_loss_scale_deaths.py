@@ -43,7 +43,7 @@ def test_some_steps_are_skipped(truth: Finished) -> None:
         ("worker.before_update", 7, cut, "memory"),
         ("worker.after_update", 6, cut, "memory"),
         ("worker.after_update", 8, cut, "memory"),
-        ("worker.before_update", 7, lambda cluster: vanish(cluster, "b"), "copy"),
+        ("worker.before_update", 7, lambda cluster: vanish(cluster, "b"), "copies"),
     ],
     ids=["before-update", "after-update", "after-another-update", "copies"],
 )
