@@ -25,6 +25,7 @@ from farflung.messages.schema import (
     Message,
     Name,
     Names,
+    Positive,
     Run,
     SectionedMessage,
     UnsetType,
@@ -280,7 +281,7 @@ class LossScaleState(RunMessage, kind="loss-scale", on=Channel.DATA):
     """The loss scale of a step, and the steps in a row without an overflow, for all workers when an attempt begins."""
 
     step: Count
-    scale: Amount
+    scale: Positive
     calm: Count
 
 
