@@ -51,6 +51,11 @@ def test_a_folder_of_texts(url: str, tmp_path: Path) -> None:
     assert not [*(tmp_path / "cache").rglob("other.bin")], "what the job does not read is not fetched"
 
 
+def test_a_folder_with_a_dot_in_its_name(url: str, tmp_path: Path) -> None:
+    upload(url, "v1.0/one.txt", b"0123456789")
+    assert opened(f"{url}/v1.0", tmp_path).size == 1
+
+
 def test_a_changed_object_is_fetched_again(url: str, tmp_path: Path) -> None:
     upload(url, "one.txt", b"0123456789")
     first = opened(f"{url}/one.txt", tmp_path)
@@ -68,10 +73,9 @@ def test_a_table(url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(url: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data '.*' has no object: check bucket and folder"):
-        opened(url, tmp_path).check()
-    with pytest.raises(DataError, match=r"data '.*/one.txt' is not in its store: check bucket and name"):
-        opened(f"{url}/one.txt", tmp_path).check()
+    for path in (url, f"{url}/one.txt"):
+        with pytest.raises(DataError, match=rf"data '{path}' is not in its store, or an empty folder: check bucket and name"):
+            opened(path, tmp_path).check()
     upload(url, "one.txt", b"0123456789")
     with pytest.raises(DataError, match=r"data '.*' has no file that matches '\*.csv' on this machine"):
         opened(url, tmp_path, glob="*.csv").check()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from farflung.data.base import Place
 from farflung.errors import DataError
@@ -19,6 +20,10 @@ from farflung.object_store import open_store, short
 __all__ = ["mirrored"]
 
 _PIECE = 8 << 20
+
+
+class _Missing(DataError):
+    """There is no object of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,20 @@ class _Store:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         folder, _, last = self._url.rpartition("/")
-        self._name = last if PurePosixPath(last).suffix and not folder.endswith("/") else ""
+        self._name = last if PurePosixPath(last).suffix and not folder.endswith("/") and not _is_local_folder(url) else ""
         self._store = open_store(folder if self._name else self._url)
 
     def single(self) -> _Object | None:
-        """The object that the URL names (None: a folder)."""
-        return _object(self._do(lambda obs: obs.head(self._store, self._name))) if self._name else None
+        """The object that the URL names (None: a folder, whose name may have a dot)."""
+        if not self._name:
+            return None
+        try:
+            return _object(self._do(lambda obs: obs.head(self._store, self._name)))
+        except _Missing:
+            if self._url.startswith(("http", "file:")):  # HTTP has no folders, and opening a local one would make it
+                raise
+            self._store = open_store(self._url)
+            return None
 
     def objects(self) -> list[_Object]:
         """All objects below the URL, by name.
@@ -79,7 +92,7 @@ class _Store:
             if ".." in PurePosixPath(item.name).parts:
                 raise DataError(f"data {self._url!r} has the object {item.name!r}, which leads out of its folder: rename it")
         if not found:
-            raise DataError(f"data {self._url!r} has no object: check bucket and folder")
+            raise DataError(f"data {self._url!r} is not in its store, or an empty folder: check bucket and name")
         return found
 
     def pieces(self, item: _Object) -> Iterator[bytes]:
@@ -102,9 +115,13 @@ class _Store:
         try:
             return request(obstore)
         except FileNotFoundError:
-            raise DataError(f"data {self._url!r} is not in its store: check bucket and name") from None
+            raise _Missing(f"data {self._url!r} is not in its store, or an empty folder: check bucket and name") from None
         except (obstore.exceptions.BaseError, OSError) as error:
             raise DataError(f"data {self._url!r} can't be read: {short(error)}; check its name, keys and endpoint") from None
+
+
+def _is_local_folder(url: str) -> bool:
+    return url.startswith("file:") and Path(unquote(urlsplit(url).path)).is_dir()
 
 
 def _object(entry: Any) -> _Object:

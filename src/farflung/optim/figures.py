@@ -18,6 +18,8 @@ _COPIES = {
     **dict.fromkeys(("adadelta", "adam", "adamax", "adamw", "nadam", "radam", "rprop", "captured"), 2.0),
     **dict.fromkeys(("adafactor", "adagrad", "asgd", "lion", "muon", "rmsprop"), 1.0),
 }
+#: Bytes per element that an update in float32 takes beside the state: value and gradient, and random bits with what they make.
+_DURING = {"master": 8, "stochastic": 16}
 #: A parameter with less than this share of the trained bytes does not decide the largest factor.
 _SMALL = 0.01
 #: Operations per element of an update without rules (reads and writes dominate; small beside a backward).
@@ -30,11 +32,18 @@ _MOST_TABLES = 16
 
 
 def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> float:
-    """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none."""
-    if not spec.rules:
-        return sum(_named_bytes(spec, graph.state[name].spec) for name in names if name in graph.trained)
-    table = _table(spec, graph)
-    return sum(table[name][0] for name in names if name in table)
+    """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none.
+
+    With parameters that are updated in another type, also the bytes that the update of the largest one takes.
+    """
+    found = {name: graph.state[name].spec for name in names if name in graph.trained}
+    wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
+    during = _DURING.get(spec.update, 0) * max(wide, default=0)
+    return sum(_held_bytes(spec, graph, name) for name in found) + during
+
+
+def _held_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> float:
+    return _table(spec, graph)[name][0] if spec.rules else _named_bytes(spec, graph.state[name].spec)
 
 
 def state_factor(spec: OptimizerSpec, graph: Graph | None = None) -> float:
@@ -46,7 +55,7 @@ def state_factor(spec: OptimizerSpec, graph: Graph | None = None) -> float:
         return _copies(spec)
     sizes = {name: graph.state[name].spec.nbytes for name in graph.trained}
     least = _SMALL * sum(sizes.values())
-    held = {name: state_bytes(spec, graph, (name,)) for name, size in sizes.items() if size and size >= least}
+    held = {name: _held_bytes(spec, graph, name) for name, size in sizes.items() if size and size >= least}
     return max((nbytes / sizes[name] for name, nbytes in held.items()), default=0.0)
 
 
