@@ -149,7 +149,7 @@ def job_page() -> str:
         assert model is not None
         parts.append(_section(f"`[{name}]`", model, model.model_fields))
         for key, field in model.model_fields.items():
-            inner = _model(*typing.get_args(field.annotation)[:1])
+            inner = _model(*typing.get_args(field.annotation)[:1]) or _model(field.annotation)
             if inner is not None:
                 parts.append(_section(f"Entries of `{name}.{key}`", inner, inner.model_fields, "###"))
     return "\n".join(parts)
@@ -238,7 +238,10 @@ def _plain(annotation: Any) -> str:
         return ", ".join(f'`"{one}"`' for one in inner)
     if origin in (list, tuple):
         kinds = [_plain(one) for one in inner if one is not Ellipsis]
-        return f"list of {len(kinds)} {kinds[0]}s" if Ellipsis not in inner and origin is tuple else f"list: {kinds[0]}"
+        first, _, rest = kinds[0].partition(" ")
+        return (
+            f"list of {len(kinds)} {first}s {rest}".rstrip() if Ellipsis not in inner and origin is tuple else f"list: {kinds[0]}"
+        )
     if origin is dict:
         return "table"
     if origin is UnionType or origin is typing.Union:
@@ -252,6 +255,8 @@ def _value(field: FieldInfo) -> str:
         return "required"
     if value is None:
         return "none"
+    if isinstance(value, BaseModel):
+        return "`{}`"
     if isinstance(value, bool):
         return f"`{value}`".lower()
     if isinstance(value, str):

@@ -28,7 +28,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
     for name, field in model.model_fields.items():
         inner = ModelSpec if name == "model" else field.annotation
         if is_section(inner):
-            found |= keys(inner, f"{name}.")
+            found |= keys(inner, f"{prefix}{name}.") | ({prefix + name} if prefix else set())
         else:
             found.add(prefix + name)
     return found
@@ -63,9 +63,13 @@ def test_a_job_file_names_the_kind_of_its_data(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_job() -> None:
-    block, chats, optimizer = re.findall(r"```toml\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    block, chats, shards, images, optimizer = re.findall(
+        r"```toml\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert make_job({"steps": 1000, **tomllib.loads(optimizer)}).optimizer.name == "lion"
     assert [part.path for part in make_job(tomllib.loads(chats)).data.parts] == ["chats.jsonl", "books"]
+    assert make_job(tomllib.loads(shards)).data.fields == {"images": "jpg", "labels": "cls"}
+    assert make_job({"data": {"kind": "images", "path": "train", **tomllib.loads(images)["data"]}}).data.image.crop == 4
     job = make_job(tomllib.loads(block))
     assert job.micro_batches == 4
     assert job.model is not None

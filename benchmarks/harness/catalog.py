@@ -62,6 +62,7 @@ for _module, _name in {
     "network.serving": "Serving",
     "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
+    "faults.resume": "Resume",
     "faults.silent_connections": "SilentConnections",
     "training.sites": "Sites",
     "training.sync_loss": "SyncLoss",

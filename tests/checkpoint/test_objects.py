@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +16,7 @@ from farflung.checkpoint import CheckpointReader, CheckpointStore, Manifest, Obj
 from farflung.errors import CheckpointError, InputError
 from farflung.job import make_job, to_json
 from farflung.job.spec import CheckpointSpec
+from tests.support.s3_server import s3_server
 
 pytest.importorskip("obstore")
 JOB = make_job({"steps": 10})
@@ -42,36 +39,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "file":
         yield (tmp_path / "objects").as_uri()
         return
-    yield from _server(tmp_path)
-
-
-def _server(place: Path) -> Iterator[str]:
-    found = os.environ.get("FARFLUNG_MOTO_SERVER") or shutil.which("moto_server")
-    if found is None:
-        pytest.skip("no moto_server: pip install farflung[s3-server], or set FARFLUNG_MOTO_SERVER to its path")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with (place / "server.log").open("wb") as log:
-        server = subprocess.Popen([found, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
-    keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
-    patch = pytest.MonkeyPatch()
-    for key, value in {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}.items():
-        patch.setenv(key, value)
-    try:
-        while True:
-            assert server.poll() is None, (place / "server.log").read_text()
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                continue
-        request = f"import urllib.request as u; u.urlopen(u.Request('http://127.0.0.1:{port}/bucket', method='PUT')).read()"
-        subprocess.run([sys.executable, "-c", request], check=True)
-        yield "s3://bucket/folder"
-    finally:
-        patch.undo()
-        server.terminate()
-        server.wait()
+    yield from s3_server(tmp_path)
 
 
 def test_there_and_back(url: str, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
         ("steps = true\n" + MINIMAL, "steps = True: must be a whole number"),
         ("steps = 1.5\n" + MINIMAL, "steps = 1.5: must be a whole number"),
         ("name = 3\n" + MINIMAL, "name = 3: must be a text in quotes"),
-        ("precision = 'fp16'\n" + MINIMAL, "precision = 'fp16': must be 'float32' or 'bf16'"),
+        ("precision = 'fp8'\n" + MINIMAL, "precision = 'fp8': must be 'float32', 'bf16' or 'fp16'"),
         ("micro_batch_sizes = 4\n" + MINIMAL, "micro_batch_sizes = 4: must be a list"),
         ("micro_batch_sizes = [4, 0]\n" + MINIMAL, "micro_batch_sizes[1] = 0: must be at least 1"),
         (

@@ -54,6 +54,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "frozen": {"optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"match": "^up|^norm", "frozen": True}]}},
     "tied and frozen": {"optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"match": "^mix", "frozen": True}]}},
     "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "fp16, clipping, overflows": {
+        "precision": "fp16",
+        "loss_scale": {"initial": 2.0**24, "every": 2},
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.5, "clip_norm": 0.1},
+        "steps": 16,
+    },
     "bf16, clipping": {"precision": "bf16", "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.5, "clip_norm": 0.1}},
 }
 

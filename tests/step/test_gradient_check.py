@@ -15,6 +15,7 @@ from farflung.step.context import StepContext
 from farflung.step.gradient_check import GradientCheck
 from farflung.step.inbox import Inbox
 from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.loss_scale import LossScale
 from farflung.step.transfer.spoilt_values import SpoiltValues
 from tests.support.small_runs import small_setup
 
@@ -33,7 +34,9 @@ class Scene:
         engine = SimpleNamespace(clip_scale=lambda ordered, limit: np.float32(limit / sum(ordered)))
         context = SimpleNamespace(setup=self.setup, inbox=self.inbox, transfer=transfer, engine=engine)
         runner = SimpleNamespace(gradient_norms=lambda: dict(norms or {}), spoilt_gradients=lambda: list(spoilt))
-        stages = SimpleNamespace(bases={0: runner}, owns=lambda name, index: name != "first.bias")
+        stages = SimpleNamespace(
+            bases={0: runner}, owns=lambda name, index: name != "first.bias", loss_scale=LossScale(self.setup)
+        )
         self.check = GradientCheck(cast(StepContext, context), cast(LocalStages, stages))
 
 

@@ -366,6 +366,7 @@ def plainly(case: Case, module: nn.Module | None = None) -> PlainResult:
         weights=[job.weight(index) for index in range(job.micro_batches)],
         rates=lambda step: rates(job, step),
         precision=job.precision,
+        loss_scale=job.loss_scale,
         virtual_ends=job.virtual_ends if job.virtual_replicas is not None else (),
     )
     target = module if module is not None else copy.deepcopy(case.make())

@@ -345,6 +345,7 @@ def plainly(job: JobSpec, home: Path, weights: Mapping[str, Array] | None = None
         weights=[job.weight(index) for index in range(job.micro_batches)],
         rates=lambda step: rates(job, step),
         precision=job.precision,
+        loss_scale=job.loss_scale,
     )
     return module, plain_loop(module, batch, steps=job.steps, micro_batches=job.micro_batches, settings=settings)
 

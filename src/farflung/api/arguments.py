@@ -52,7 +52,18 @@ _FUNCTIONS = {
     "on_step": "a function of a StepRecord",
 }
 #: Fields of ``JobSpec`` that no other argument of ``train`` sets.
-_FURTHER = ("copies", "copy_every", "limits", "mtbf_hours", "name", "on_loss", "on_nan", "recoveries", "virtual_replicas")
+_FURTHER = (
+    "copies",
+    "copy_every",
+    "limits",
+    "loss_scale",
+    "mtbf_hours",
+    "name",
+    "on_loss",
+    "on_nan",
+    "recoveries",
+    "virtual_replicas",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from farflung.api.optimizers import with_named_optimizer
 from farflung.checkpoint import Weights, find_model_files, match_states
-from farflung.checkpoint.remote_files import is_remote
 from farflung.checkpoint.safetensors import encode
 from farflung.client.connection import Client
 from farflung.cluster import Topology
@@ -22,6 +21,7 @@ from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
 from farflung.messages.submission import Bundle
+from farflung.object_store import is_remote
 from farflung.plan.codec_choice.compression import PLANNED, choice_of
 from farflung.plan.codec_choice.exchange_codec import job_strategy
 from farflung.plan.synchronization import check_fits

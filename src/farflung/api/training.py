@@ -116,7 +116,7 @@ def train(
             that returns a factor of the learning rates; or a function of an optimizer that returns a scheduler of
             ``torch.optim.lr_scheduler``.
         clip_norm: largest norm of all gradients together (None: no clipping).
-        precision: ``"float32"``, or ``"bf16"`` for autocast to bfloat16.
+        precision: ``"float32"``, or ``"bf16"`` or ``"fp16"`` for autocast. ``"fp16"`` scales the loss.
         evaluate: data for evaluation, or an ``Evaluation``, which also says when to evaluate.
         metrics: names (``"accuracy"``, ``"mse"``, ``"mae"``), or functions of outputs and target by name. An evaluation reports
             their means.

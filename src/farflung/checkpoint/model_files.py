@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from farflung.checkpoint.remote_files import is_remote
 from farflung.checkpoint.store import write_file
 from farflung.errors import InputError
 from farflung.job import JobSpec
+from farflung.object_store import is_remote
 
 __all__ = ["MODEL_FILES", "TOKENIZER_FILES", "ModelFiles", "bytes_tokenizer", "find_model_files"]
 

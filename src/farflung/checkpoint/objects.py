@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from farflung.checkpoint.manifest import Manifest, check_size
-from farflung.checkpoint.remote_files import open_store, short
 from farflung.checkpoint.store import CheckpointStore, kept_steps
 from farflung.errors import CheckpointError, FarflungError
+from farflung.object_store import open_store, short
 
 __all__ = ["ObjectCheckpoints"]
 

@@ -10,11 +10,12 @@ from functools import cache, partial
 from pathlib import Path
 
 from farflung.checkpoint.blob import Blob, FileBlob
-from farflung.checkpoint.remote_files import RemoteFolder, is_remote
+from farflung.checkpoint.remote_files import RemoteFolder
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, TensorEntry, dtype_of
 from farflung.errors import CheckpointError
 from farflung.graph.ir import State, StateKind
 from farflung.graph.weight_expressions import Expression, evaluate, shape_of
+from farflung.object_store import is_remote
 
 __all__ = ["Match", "Weights", "match_states"]
 

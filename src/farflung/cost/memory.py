@@ -43,7 +43,7 @@ _UPDATE_TEMPORARIES = 2.0
 
 def cast_factor(precision: str) -> float:
     """``MemorySettings.casts`` of a job's precision."""
-    return 0.5 if precision == "bf16" else 0.0
+    return 0.5 if precision in ("bf16", "fp16") else 0.0
 
 
 def serving_bytes(slices: int, states: Amount, gradients: Amount, received: Amount, sent: Amount) -> Amount:

@@ -8,16 +8,18 @@ import re
 import secrets
 import stat
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from farflung.data.base import Place
+from farflung.data.objects import mirrored
 from farflung.errors import DataError, InputError
 from farflung.ids import content_hash
 from farflung.job.patterns import Pattern, compile_pattern
+from farflung.object_store import is_remote
 from farflung.telemetry.shortage import remedy_of
 
 __all__ = ["atomic_file", "content_digest", "default_cache", "find", "inside", "opened", "resolve"]
@@ -41,6 +43,8 @@ def resolve(path: str, place: Place) -> Path:
         InputError: something else stands in braces.
         DataError: the path leads out of the data folder (by itself or by a link), and this machine keeps jobs inside.
     """
+    if is_remote(path):
+        return mirrored(path, place, _store, lambda _: True)
     expanded = path.replace("{stdlib}", sysconfig.get_path("stdlib"))
     if "{" in expanded:
         raise InputError(f"data path {path!r}: only {{stdlib}} may stand in braces")
@@ -100,7 +104,8 @@ def find(path: str, glob: str, place: Place) -> tuple[Path, list[Path]]:
     Raises:
         DataError: nothing is there.
     """
-    root = resolve(path, place)
+    pattern = _pattern(glob)
+    root = mirrored(path, place, _store, lambda name: _counts(name, pattern)) if is_remote(path) else resolve(path, place)
     if root.is_file():
         return root.parent, [root]
     if not root.is_dir():
@@ -108,12 +113,24 @@ def find(path: str, glob: str, place: Place) -> tuple[Path, list[Path]]:
             f"data {path!r} is not on this machine (looked at {root}): copy it there, "
             "or start the worker with farflung join --data FOLDER"
         )
-    pattern = _pattern(glob)
     files = [file for name, file in _walk(root, generated="{stdlib}" in path) if pattern.fullmatch(name)]
     if not files:
         raise DataError(f"data {path!r} has no file that matches {glob!r} on this machine (looked in {root}): check data.glob")
-    inside(files, path, place)
+    if not is_remote(path):
+        inside(files, path, place)
     return root, files
+
+
+def _counts(name: str, pattern: Pattern) -> bool:
+    """Whether an object of the relative ``name`` would be found in a folder."""
+    parts = name.split("/")
+    return pattern.fullmatch(name) is not None and not any(part in _SKIPPED or part.startswith(".") for part in parts)
+
+
+def _store(file: Path, pieces: Iterable[bytes]) -> None:
+    with atomic_file(file) as stream:
+        for piece in pieces:
+            stream.write(piece)
 
 
 def _walk(root: Path, generated: bool) -> list[tuple[str, Path]]:

@@ -12,23 +12,19 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import content_digest, find, opened
-from farflung.errors import DataError, InputError
+from farflung.data.pixels import IMAGE_SUFFIXES, normalized, read_image
+from farflung.errors import DataError
 from farflung.graph.ir import TensorSpec
 from farflung.ids import content_hash
 from farflung.job.spec import DataSpec
 
 __all__ = ["ImageSource"]
 
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
-# The statistics of ImageNet (RGB), which most pretrained networks expect.
-_MEAN = np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1)
-_STD = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
-
 
 class ImageSource:
     """``<path>/<class>/*``; classes are numbered in the order of their names in the training folder.
 
-    Fields: ``inputs`` float32 ``(3, size, size)``, RGB, resized (bilinear) and normalised with ImageNet's mean and deviation;
+    Fields: ``inputs`` float32 ``(3, size, size)``, RGB, resized (bilinear) and normalized by ``data.image``;
     ``labels`` int64 scalar. A machine that reads labels only needs the files' names, not their contents (empty files will do).
     """
 
@@ -113,23 +109,16 @@ class ImageSource:
 
     def _read(self, file: Path) -> NDArray[np.float32]:
         try:
-            from PIL import Image, UnidentifiedImageError
-        except ImportError:
-            raise InputError("data.kind = 'images' needs pillow: pip install 'farflung[images]'") from None
-        shape = (self._spec.size, self._spec.size)
-        try:
-            with opened(file) as stream, Image.open(stream) as image:
-                pixels = np.asarray(image.convert("RGB").resize(shape, Image.Resampling.BILINEAR), np.float32)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            with opened(file) as stream:
+                return normalized(read_image(stream, self._spec.size), self._spec.image)
+        except (OSError, ValueError) as error:
             name = file.relative_to(self._root).as_posix()
             raise DataError(f"data {self._path!r}: image {name} can't be read: {error}; replace or remove it") from None
-        scaled: NDArray[np.float32] = (pixels.transpose(2, 0, 1) / np.float32(255) - _MEAN) / _STD
-        return scaled
 
 
 def _images(spec: DataSpec, place: Place, path: str) -> tuple[Path, list[Path]]:
     root, files = find(path, spec.glob, place)
-    images = [file for file in files if file.suffix.lower() in _SUFFIXES and len(file.relative_to(root).parts) > 1]
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES and len(file.relative_to(root).parts) > 1]
     if not images:
         raise DataError(
             f"data {path!r} has no images in class folders on this machine (looked in {root}): lay out <class>/<image>.jpg"

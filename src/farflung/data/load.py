@@ -9,6 +9,7 @@ import numpy as np
 
 from farflung.data.base import Array, Source, bind
 from farflung.data.mixture import Mixture
+from farflung.data.pixels import Augmentation, image_fields
 from farflung.data.sampler import Ledger, Sampler
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
@@ -39,6 +40,8 @@ class Loader:
         self.source = source
         self._dtypes = {name: placeholders[name].dtype for name in self.fields}
         self._sizes = tuple(sizes)
+        self._images = image_fields(data, self.fields.values())
+        self._augmentation = Augmentation(data.image, seed)
         self.sampler = source.sampler(seed) if isinstance(source, Mixture) else Sampler(source.size, seed)
 
     def batch(self, step: int, micro_batch: int, wanted: Collection[str] | None = None) -> dict[str, Array]:
@@ -46,6 +49,8 @@ class Loader:
         fields = {name: field for name, field in self.fields.items() if wanted is None or name in wanted}
         indices = self.sampler.indices(step, micro_batch, self._sizes)
         found = self.source.batch(indices, tuple(dict.fromkeys(fields.values())))
+        for field in self._images & found.keys() if self._augmentation.on else ():
+            found[field] = self._augmentation(found[field], self.sampler.positions(step, micro_batch, self._sizes)[0])
         return {name: found[field].astype(_dtype(self._dtypes[name]), copy=False) for name, field in fields.items()}
 
     def ledger(self, steps: int) -> Ledger:

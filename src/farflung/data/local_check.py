@@ -8,6 +8,7 @@ from pathlib import Path
 from farflung.data.base import Place
 from farflung.data.files import default_cache, resolve
 from farflung.job.spec import DataSpec
+from farflung.object_store import is_remote
 
 __all__ = ["absent_data"]
 
@@ -26,7 +27,8 @@ def absent_data(data: DataSpec, bases: Sequence[Path]) -> str:
     named = {"path": data.path, "eval_path": data.eval_path, "tokenizer": tokenizer}
     named |= {f"mixture[{index}].path": part.path for index, part in enumerate(data.mixture)}
     for key, path in named.items():
-        places = [resolve(path, Place(base=base, cache=default_cache())) for base in bases] if path else []
+        local = bool(path) and not is_remote(path)
+        places = [resolve(path, Place(base=base, cache=default_cache())) for base in bases] if local else []
         if places and not any(place.exists() for place in places):
             return (
                 f"each worker that reads data needs data.{key} = {path!r}, and this machine has no {places[0]}: check the path, "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from farflung.errors import InputError
 from farflung.job.patterns import compile_pattern
-from farflung.job.spec import CodecSpec, DataSpec, JobSpec, OpenSpec, OptimizerSpec, SyncSpec
+from farflung.job.spec import CodecSpec, DataSpec, ImageSpec, JobSpec, LossScaleSpec, OpenSpec, OptimizerSpec, SyncSpec
 from farflung.job.value_tables import read_values
 
 __all__ = ["check_decided", "check_job", "decided"]
@@ -27,6 +29,44 @@ def check_job(job: JobSpec) -> None:
     _check_helpers(job)
     _check_open(job)
     _check_verify(job)
+    _check_loss_scale(job)
+    _check_update(job)
+
+
+def _check_update(job: JobSpec) -> None:
+    """Parameters change in one place only: where the optimizer has their float32 copies."""
+    update = job.optimizer.update
+    rules = {
+        f"sync.strategy = {job.sync.strategy!r}": (job.sync.strategy != "exact", "remove [sync]"),
+        "optimizer.delayed = true": (job.optimizer.delayed, "remove it"),
+    }
+    for what, (broken, remedy) in rules.items():
+        if broken and update != "plain":
+            raise InputError(
+                f"optimizer.update = {update!r} with {what}: only the optimizer may change parameters; {remedy}, or use 'plain'"
+            )
+
+
+def _check_loss_scale(job: JobSpec) -> None:
+    """All workers share one scale, which is a power of 2: dividing by it is exact."""
+    given = job.loss_scale
+    if job.precision != "fp16":
+        if given != LossScaleSpec():
+            raise InputError(f"[loss_scale] with precision = {job.precision!r}: it is for 'fp16' only; remove it")
+        return
+    for key in ("initial", "growth", "backoff"):
+        if math.frexp(value := getattr(given, key))[0] != 0.5:
+            raise InputError(f"loss_scale.{key} = {value:g} is no power of 2, so gradients would be rounded: set e.g. 2 or 0.5")
+    rules = {
+        f"sync.strategy = {job.sync.strategy!r}": (job.sync.strategy != "exact", "remove [sync]"),
+        "plan.helpers = true": (job.plan.helpers, "remove it"),
+        f"verify.share = {job.verify.share:g}": (job.verify.share > 0.0, "remove [verify]"),
+    }
+    for what, (broken, remedy) in rules.items():
+        if broken:
+            raise InputError(
+                f"precision = 'fp16' with {what}: a step has one loss scale for all workers; {remedy}, or set 'bf16'"
+            )
 
 
 def _check_verify(job: JobSpec) -> None:
@@ -202,6 +242,10 @@ def _check_data(data: DataSpec) -> None:
             )
         return
     _check_dataset(data)
+    if data.image != ImageSpec() and data.kind not in ("images", "dataset"):
+        raise InputError(
+            f"data.image is for data.kind = 'images' and for images of a 'dataset', this is {data.kind!r}: remove it"
+        )
     if not data.path and not data.mixture:
         raise InputError(f"data.kind = {data.kind!r} needs data.path: name the folder or file that every reading machine has")
     for name, field in data.fields.items():

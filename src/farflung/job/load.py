@@ -17,7 +17,7 @@ from farflung.errors import InputError
 from farflung.ids import content_hash
 from farflung.job.check import check_job
 from farflung.job.explain import explain
-from farflung.job.spec import JobSpec
+from farflung.job.spec import ImageSpec, JobSpec
 
 __all__ = ["from_json", "load_job", "make_job", "to_json", "training_hash"]
 
@@ -31,6 +31,9 @@ _TRAINING = frozenset(
         *("data", "optimizer", "schedule", "sync"),
     )
 )
+
+#: Keys that came later than the first checkpoints, with the values that change nothing.
+_LATER = (("optimizer", "update", "plain"), ("data", "image", ImageSpec().model_dump(mode="json")))
 
 
 def load_job(path: str | Path) -> JobSpec:
@@ -106,6 +109,9 @@ def training_hash(job: JobSpec) -> str:
     kept = job.model_dump(mode="json", include=set(_TRAINING))
     # A run may continue for more steps: then there are more values, and perhaps more programs of the optimizer.
     kept["schedule"].pop("values")
+    for section, key, default in _LATER:  # a run of an earlier version may continue
+        if kept[section][key] == default:
+            kept[section].pop(key)
     if kept["optimizer"]["rules"]:
         kept["optimizer"]["rules"] = _first_programs(kept["optimizer"]["rules"])
     return content_hash(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from farflung.job.data_spec import DataSpec, ImageSpec, MixtureSpec
 from farflung.job.engine_ranges import engine_range
 from farflung.job.optimizer_names import OptimizerName
 from farflung.job.section import Count, Label, Ratio, Section, one_or_more, quantity
@@ -24,8 +25,10 @@ __all__ = [
     "EvaluateSpec",
     "GenerateSpec",
     "GroupSpec",
+    "ImageSpec",
     "JobSpec",
     "LimitSpec",
+    "LossScaleSpec",
     "MixtureSpec",
     "ModelSpec",
     "OpenSpec",
@@ -47,72 +50,6 @@ class ModelSpec(Section):
     recipe: str
     #: Arguments of the recipe. `folder` is a path.
     args: dict[str, int | float | bool | str | list[int] | None] = {}
-
-
-class MixtureSpec(Section):
-    """A dataset of a mixture."""
-
-    #: A file or folder, as `data.path`.
-    path: str
-    #: Its share of the samples, in proportion to the other weights.
-    weight: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
-    #: The column of text, if it is not `data.text`.
-    text: str = ""
-    #: The column of chats, if it is not `data.messages`.
-    messages: str = ""
-
-
-class DataSpec(Section):
-    """The data that fill the inputs of the model, as files on the machines that read them."""
-
-    #: `text`: text files, tokenized. `array`: `.npy` files. `images`: one folder for each class. `dataset`: tables in Parquet,
-    #: JSONL, CSV or Arrow files. `caller`: the data of `farflung.train`. A job file must name one of the first four.
-    kind: Literal["text", "array", "images", "dataset", "caller"] = "caller"
-    #: A file or folder, relative to the worker's `--data` folder. `{stdlib}` is the folder of Python's standard library.
-    path: str = ""
-    #: Datasets in place of `path`, each with a weight.
-    mixture: Annotated[tuple[MixtureSpec, ...], Field(max_length=64)] = ()
-    #: The column of a dataset that holds text.
-    text: str = ""
-    #: The column of a dataset that holds chats: lists of messages with `role` and `content`.
-    messages: str = ""
-    #: How the texts or chats of a dataset fill samples. `whole`: several in a sample, none of them cut unless it is longer than a
-    #: sample. `none`: one in each sample. `split`: one stream of tokens, cut into samples.
-    packing: Literal["whole", "none", "split"] = "whole"
-    #: The tokens of chats that count in the loss.
-    loss_on: Literal["assistant", "all"] = "assistant"
-    #: The files to read in a folder.
-    glob: str = "**/*"
-    #: `bytes`, `chars`, or the path of a `tokenizer.json` or of its folder. Chats need a folder with a chat template.
-    tokenizer: str = "bytes"
-    #: Tokens in each sample of text.
-    sequence: Count = 128
-    #: The file of labels, if `path` is a single `.npy` file.
-    labels: str = ""
-    #: Height and width in pixels to which images are scaled.
-    size: Count = 32
-    #: The field of the data that fills an input of the model (input = field), if the names differ.
-    fields: dict[str, str] = {}
-    #: Files for evaluation.
-    eval_path: str = ""
-    #: The share of samples for evaluation, if `eval_path` is empty. Training does not use these samples.
-    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-
-    @property
-    def tokenized(self) -> bool:
-        """Whether samples are tokens."""
-        first = self.parts[0]
-        return self.kind == "text" or (self.kind == "dataset" and bool(first.text or first.messages))
-
-    @property
-    def parts(self) -> tuple[DataSpec, ...]:
-        """The datasets of a mixture as data of their own (otherwise: these data)."""
-        found = []
-        for part in self.mixture:
-            own = {key: value for key, value in (("text", part.text), ("messages", part.messages)) if value}
-            update: dict[str, object] = {"path": part.path, "mixture": (), **({"text": "", "messages": "", **own} if own else {})}
-            found.append(self.model_copy(update=update))
-        return tuple(found) or (self,)
 
 
 #: Settings of an optimizer beside those with a key of their own.
@@ -161,6 +98,9 @@ class OptimizerSpec(Section):
     groups: tuple[GroupSpec, ...] = ()
     #: The precision of optimizer state between steps. `bf16` halves its memory, and rounds it after each step.
     state: Literal["float32", "bf16"] = "float32"
+    #: How parameters in bfloat16 or float16 are updated. `plain`: in their own type, as `torch.optim` does. `master`: as float32
+    #: copies that the optimizer stores. `stochastic`: in float32, then rounded up or down at random (bfloat16 only).
+    update: Literal["plain", "master", "stochastic"] = "plain"
     #: The largest global norm of the gradients, over all stages.
     clip_norm: Annotated[float, Field(gt=0.0)] | None = None
     #: The step whose norm is compared with `clip_norm`. Some sync strategies know only the norm of the `previous` step in time.
@@ -210,6 +150,19 @@ class ScheduleSpec(Section):
     weight_decay: CurveSpec | None = None
     #: Values of each step and group. The submitting process writes them.
     values: dict[Setting, Annotated[str, Field(max_length=8 << 20)]] = {}
+
+
+class LossScaleSpec(Section):
+    """The factor of the loss with `precision = "fp16"`, as in `torch.amp.GradScaler`. The factors are powers of 2."""
+
+    #: The first factor.
+    initial: Annotated[float, Field(ge=1.0, le=2.0**24)] = 65536.0
+    #: Multiplies the factor after `every` steps without an overflow.
+    growth: Annotated[float, Field(ge=1.0, le=2.0**16)] = 2.0
+    #: Multiplies the factor after an overflow. The step is skipped.
+    backoff: Annotated[float, Field(ge=2.0**-16, lt=1.0)] = 0.5
+    #: Steps in a row without an overflow after which the factor grows.
+    every: Count = 2000
 
 
 class CodecSpec(Section):
@@ -434,8 +387,8 @@ class JobSpec(Section):
     #: The number of groups of consecutive micro-batches. Gradients are summed inside a group, then group by group. Each replica
     #: gets whole groups. Without a value: one group for each micro-batch, which is the order of a plain loop.
     virtual_replicas: Count | None = None
-    #: `bf16`: multiply in bfloat16 under autocast. Weights and optimizer stay float32.
-    precision: Literal["float32", "bf16"] = "float32"
+    #: `bf16`, `fp16`: multiply in bfloat16 or float16 under autocast. Weights and optimizer stay float32. `fp16` scales the loss.
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
     #: Threads inside an operator, on every worker. Bit-equal results need equal threads.
     threads: Count = 1
     #: If the loss is not a number: end the run (`stop`), drop the step (`skip`), or return to the last checkpoint and continue
@@ -458,6 +411,7 @@ class JobSpec(Section):
     weights: WeightsSpec = WeightsSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
+    loss_scale: LossScaleSpec = LossScaleSpec()
     codec: CodecSpec = CodecSpec()
     plan: PlanSpec = PlanSpec()
     limits: LimitSpec = LimitSpec()

@@ -25,6 +25,7 @@ from farflung.messages.schema import (
     Message,
     Name,
     Names,
+    Positive,
     Run,
     SectionedMessage,
     UnsetType,
@@ -46,6 +47,7 @@ __all__ = [
     "LentEnd",
     "LentPiece",
     "LocalStepTime",
+    "LossScaleState",
     "Losses",
     "MeanPieces",
     "Norms",
@@ -273,6 +275,14 @@ class Verdict(RunMessage, kind="verdict", on=Channel.DATA):
     stop: bool
     save: bool
     copy_states: bool = field(name="copy")
+
+
+class LossScaleState(RunMessage, kind="loss-scale", on=Channel.DATA):
+    """The loss scale of a step, and the steps in a row without an overflow, for all workers when an attempt begins."""
+
+    step: Count
+    scale: Positive
+    calm: Count
 
 
 class Norms(RunMessage, kind="norms", on=Channel.DATA):

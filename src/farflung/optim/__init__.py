@@ -10,9 +10,11 @@ In the order of data flow:
 
 from farflung.optim.document import check_optimizer, needs_rules, read_rules, rules_of, write_rules
 from farflung.optim.figures import state_bytes, state_factor, update_flops
-from farflung.optim.program import Rule, RuleBook, StateSlot, UpdateProgram
+from farflung.optim.program import NARROW, WIDE_SLOTS, Rule, RuleBook, StateSlot, UpdateProgram, updated_dtype
 
 __all__ = [
+    "NARROW",
+    "WIDE_SLOTS",
     "Rule",
     "RuleBook",
     "StateSlot",
@@ -24,5 +26,6 @@ __all__ = [
     "state_bytes",
     "state_factor",
     "update_flops",
+    "updated_dtype",
     "write_rules",
 ]

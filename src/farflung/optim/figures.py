@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from farflung.graph.ir import Graph
+from farflung.graph.ir import Graph, TensorSpec
 from farflung.graph.opset import OpClass, info
 from farflung.job.spec import OptimizerSpec
 from farflung.optim.document import rules_of
 from farflung.optim.numbers import PREFIX
-from farflung.optim.program import Rule
+from farflung.optim.program import Rule, updated_dtype
 
 __all__ = ["state_bytes", "state_factor", "update_flops"]
 
@@ -18,6 +18,8 @@ _COPIES = {
     **dict.fromkeys(("adadelta", "adam", "adamax", "adamw", "nadam", "radam", "rprop", "captured"), 2.0),
     **dict.fromkeys(("adafactor", "adagrad", "asgd", "lion", "muon", "rmsprop"), 1.0),
 }
+#: Bytes per element that an update in float32 takes beside the state: value and gradient, and random bits with what they make.
+_DURING = {"master": 8, "stochastic": 16}
 #: A parameter with less than this share of the trained bytes does not decide the largest factor.
 _SMALL = 0.01
 #: Operations per element of an update without rules (reads and writes dominate; small beside a backward).
@@ -30,11 +32,18 @@ _MOST_TABLES = 16
 
 
 def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> float:
-    """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none."""
-    if not spec.rules:
-        return state_factor(spec) * sum(graph.state[name].spec.nbytes for name in names if name in graph.trained)
-    table = _table(spec, graph)
-    return sum(table[name][0] for name in names if name in table)
+    """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none.
+
+    With parameters that are updated in another type, also the bytes that the update of the largest one takes.
+    """
+    found = {name: graph.state[name].spec for name in names if name in graph.trained}
+    wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
+    during = _DURING.get(spec.update, 0) * max(wide, default=0)
+    return sum(_held_bytes(spec, graph, name) for name in found) + during
+
+
+def _held_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> float:
+    return _table(spec, graph)[name][0] if spec.rules else _named_bytes(spec, graph.state[name].spec)
 
 
 def state_factor(spec: OptimizerSpec, graph: Graph | None = None) -> float:
@@ -42,11 +51,19 @@ def state_factor(spec: OptimizerSpec, graph: Graph | None = None) -> float:
 
     With rules, which depend on shapes, the largest factor of a parameter of ``graph`` that is not small.
     """
-    if not spec.rules or graph is None:
+    if graph is None or (not spec.rules and spec.update == "plain"):
         return _copies(spec)
     sizes = {name: graph.state[name].spec.nbytes for name in graph.trained}
-    least, table = _SMALL * sum(sizes.values()), _table(spec, graph)
-    return max((table[name][0] / size for name, size in sizes.items() if size and size >= least), default=0.0)
+    least = _SMALL * sum(sizes.values())
+    held = {name: _held_bytes(spec, graph, name) for name, size in sizes.items() if size and size >= least}
+    return max((nbytes / sizes[name] for name, nbytes in held.items()), default=0.0)
+
+
+def _named_bytes(spec: OptimizerSpec, declared: TensorSpec) -> float:
+    """Bytes of state of a parameter whose optimizer an engine has built in."""
+    wide = updated_dtype(spec, declared.dtype) != declared.dtype
+    size = declared.numel * 4 if wide else declared.nbytes
+    return _copies(spec) * size + (size if wide and spec.update == "master" else 0)
 
 
 def _copies(spec: OptimizerSpec) -> float:
@@ -75,7 +92,10 @@ def _table(spec: OptimizerSpec, graph: Graph) -> Mapping[str, tuple[float, float
         found = _TABLES[key] = {}
         for name in graph.trained:
             declared = graph.state[name].spec
-            found[name] = _figures(rules.rule_of(spec, name, declared), declared.shape, narrow=spec.state == "bf16")
+            held, flops = _figures(rules.rule_of(spec, name, declared), declared.shape, narrow=spec.state == "bf16")
+            if spec.update == "master" and updated_dtype(spec, declared.dtype) != declared.dtype:
+                held += 4 * declared.numel
+            found[name] = held, flops
     return found
 
 

@@ -84,6 +84,18 @@ class Rule:
         yield from ((program, True) for program in self.later)
 
 
+#: Element types of parameters that ``OptimizerSpec.update`` is for.
+NARROW = ("bfloat16", "float16")
+
+#: Optimizer states that it adds: the float32 copy of a parameter, and the number of its updates.
+WIDE_SLOTS = ("master", "updates")
+
+
+def updated_dtype(spec: OptimizerSpec, dtype: str) -> str:
+    """The element type in which a parameter of type ``dtype`` is updated."""
+    return "float32" if spec.update != "plain" and dtype in NARROW else dtype
+
+
 #: Group of the optimizer, element type and shape of a parameter.
 Key = tuple[int, str, tuple[int, ...]]
 
@@ -102,7 +114,7 @@ class RuleBook:
 
     def rule_of(self, spec: OptimizerSpec, name: str, declared: TensorSpec) -> Rule | None:
         """The rule of the parameter ``name`` of a job's model (None: there is none)."""
-        return self.find(group_of(spec, name), declared.dtype, declared.shape)
+        return self.find(group_of(spec, name), updated_dtype(spec, declared.dtype), declared.shape)
 
     def find(self, group: int, dtype: str, shape: tuple[int, ...]) -> Rule | None:
         """The rule of a parameter (None: there is none)."""

@@ -41,7 +41,8 @@ def unsupported_stages(plan: Plan, pieces: Sequence[SubGraph], topology: Topolog
             ops = unsupported(device, piece)
             if not _precise(device, job):
                 known = ", ".join(device.precisions)
-                found[stage.index] = f"worker {device.name!r} ({engine}) lacks the precision {job.precision!r}, it has {known}"
+                lacking = next(name for name in _precisions(job) if name not in device.precisions)
+                found[stage.index] = f"worker {device.name!r} ({engine}) lacks the precision {lacking!r}, it has {known}"
             elif ops:
                 names = list(dict.fromkeys(op.target for op in ops))
                 listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
@@ -62,7 +63,13 @@ def check_engines(plan: Plan, pieces: Sequence[SubGraph], topology: Topology, jo
 
 
 def _precise(device: Device, job: JobSpec) -> bool:
-    return not device.precisions or job.precision in device.precisions
+    return not device.precisions or set(_precisions(job)) <= set(device.precisions)
+
+
+def _precisions(job: JobSpec) -> tuple[str, ...]:
+    """The precision of ``job``, and how parameters of lower precision are updated, where an engine needs code for it."""
+    update = job.optimizer.update
+    return (job.precision,) if update == "plain" else (job.precision, update)
 
 
 def _targets(graph: Graph) -> frozenset[str]:

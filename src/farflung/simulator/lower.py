@@ -223,7 +223,7 @@ class _Lowering:
     def _tail(self) -> tuple[tuple[int, ...], ...]:
         """After the last action each device exchanges gradients, in rounds, then norms where the job clips, then it updates."""
         at = self.at
-        clips = at.job.optimizer.clip_norm is not None or at.job.on_nan != "stop"
+        clips = at.job.optimizer.clip_norm is not None or at.job.on_nan != "stop" or at.job.precision == "fp16"
         rounds = sorted({exchange.round for exchange in at.estimate.exchanges})
         kinds = ("X",) * len(rounds) + (("N",) if clips else ()) + ("U",)
         tail: list[tuple[int, ...]] = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
 from farflung.messages.conversions.step_reports import StepReport
-from farflung.messages.data import Batch, EvaluationVote, Losses, Norms, Slope, StepReady, Token, Value, Verdict
+from farflung.messages.data import Batch, EvaluationVote, Losses, LossScaleState, Norms, Slope, StepReady, Token, Value, Verdict
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
 from farflung.messages.serving import ServedBatch
@@ -30,6 +30,7 @@ from farflung.step.run_position import RunPosition
 from farflung.step.run_setup import Committed, Phase, RunHooks, RunSetup, sender_of
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.retained_stages import RetainedStages
+from farflung.step.stages.scale_agreement import ScaleAgreement
 from farflung.step.stages.state_copies import StateCopies, StateCopy
 from farflung.step.step_vote import StepVote
 from farflung.step.sync.interpreter import synchronized
@@ -88,6 +89,8 @@ class Executor:
         messages.register(Norms, check.receive)
         messages.register(StepReady, commit.receive)
         messages.register(EvaluationVote, self._evaluation.receive)
+        scale = ScaleAgreement(context, stages)
+        messages.register(LossScaleState, scale.receive)
         messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
         messages.register(Value, context.transfer.receive)
         messages.register(Batch, context.transfer.receive_batch)
@@ -108,6 +111,7 @@ class Executor:
         else:
             mode = PipelineMode(context, stages, vote, sums, (sync, verification))
         parts = StepParts(
+            scale=scale,
             sync=sync,
             participation=participation,
             mode=mode,

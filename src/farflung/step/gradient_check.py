@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from farflung.engines.base import Array
 from farflung.errors import TrainingError
 from farflung.messages.data import Norms, Verdict
@@ -25,7 +27,7 @@ class GradientCheck:
         self._limit = None if job.optimizer.clip_by == "previous" else job.optimizer.clip_norm
         #: Whether the norm of all gradients is needed. A job that continues after numbers that are not finite needs it, too: a
         #: finite loss may have gradients that are not, and the weights would be lost.
-        self.needs_norm = self._limit is not None or job.on_nan != "stop"
+        self.needs_norm = self._limit is not None or job.on_nan != "stop" or stages.loss_scale.on
 
     def local_norms(self) -> dict[str, float]:
         """Return the norms that this worker contributes, by parameter."""
@@ -38,7 +40,10 @@ class GradientCheck:
         return norms
 
     def exchange(self, step: int, norms: dict[str, float]) -> tuple[float, Array | None]:
-        """Send ``norms`` to the workers of the same update; return the norm of all gradients and the factor that clips it."""
+        """Send ``norms`` to the workers of the same update.
+
+        Return the norm of all gradients without the loss scale, and the factor that clips them and removes that scale.
+        """
         self._spoilt_norms = "" if all(map(math.isfinite, norms.values())) else self._context.setup.device
         setup, transfer, inbox = self._context.setup, self._context.transfer, self._context.inbox
         for peer in setup.update_group:
@@ -49,7 +54,12 @@ class GradientCheck:
                 self._spoilt_norms = self._spoilt_norms or peer
             norms |= found
         ordered = [norms[state.name] for state in setup.graph.parameters if state.name in norms]
+        loss_scale = self._stages.loss_scale
+        ordered = [norm / loss_scale.factor for norm in ordered]
         scale = None if self._limit is None else self._context.engine.clip_scale(ordered, self._limit)
+        if loss_scale.on:  # a power of 2: gradients have the bits that two products give
+            factor = np.float32(1.0 / loss_scale.factor)
+            scale = np.asarray(factor if scale is None else scale * factor, np.float32)
         return math.sqrt(sum(norm * norm for norm in ordered)), scale
 
     def receive(self, peer: str, message: Norms) -> None:
@@ -64,6 +74,8 @@ class GradientCheck:
         """
         if self._tolerates(verdict) and (norm is None or math.isfinite(norm)):
             return None
+        if not self._stages.loss_scale.exhausted:
+            return "skip"
         policy = self._context.setup.job.on_nan
         if policy == "stop":
             losses = f"the loss of micro-batches {list(verdict.bad)}"

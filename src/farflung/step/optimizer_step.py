@@ -16,6 +16,7 @@ from farflung.step.pipeline import TrainingMode
 from farflung.step.reduction.gradient_exchange import GradientExchange
 from farflung.step.run_setup import Phase
 from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.scale_agreement import ScaleAgreement
 from farflung.step.stages.state_copies import StateCopies
 from farflung.step.step_meter import StepMeter
 from farflung.step.step_vote import StepVote
@@ -35,6 +36,7 @@ __all__ = ["OptimizerStep", "StepEnd", "StepParts", "send_trace"]
 class StepParts:
     """The parts of a step, in the order in which it uses them. ``sync``: None: gradients are summed over replicas."""
 
+    scale: ScaleAgreement
     sync: Synchronizer | None
     participation: Participation
     mode: TrainingMode
@@ -81,6 +83,7 @@ class OptimizerStep:
             BaseException: the error that ended the run meanwhile.
         """
         meter, parts, context = StepMeter(), self._parts, self._context
+        parts.scale.agree(step)
         setup, trace = context.setup, context.trace
         context.transfer.samples.begin(step)
         if parts.sync is not None:
@@ -142,11 +145,13 @@ class OptimizerStep:
         parts = self._parts
         if on_nan is None:
             if self._keep_gradients and step == self._context.setup.job.steps - 1:
-                self.gradients = {name: g for runner in self._stages.bases.values() for name, g in runner.gradients().items()}
+                found = [item for runner in self._stages.bases.values() for item in runner.gradients().items()]
+                self.gradients = {name: self._stages.loss_scale.unscaled(gradient) for name, gradient in found}
             parts.commit.apply(step, scale, None if parts.sync is None else parts.sync.finish)
             self.rested += parts.participation.rested(step)
         elif on_nan == "skip":
             parts.commit.skip(step)
+            parts.scale.report(step)
         else:
             self._open_sync(step, self._stages.roll_back(self._context.hooks))
             parts.commit.rolled_back(step)

@@ -121,7 +121,7 @@ class _ScheduledActions(QueuedActions):
         return tuple(takewhile(lambda one: self.runner(one) is runner, found))
 
     def weight(self, action: Action) -> float:
-        return self._context.setup.job.weight(action.micro_batch) / self._context.setup.part
+        return self._context.setup.job.weight(action.micro_batch) / self._context.setup.part * self._stages.loss_scale.factor
 
     def data(self, action: Action) -> Mapping[str, Array]:
         trace, stage, micro_batch = self._context.trace, action.stage, action.micro_batch

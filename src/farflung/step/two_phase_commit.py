@@ -61,7 +61,7 @@ class TwoPhaseCommit:
         A model that has such states has no delayed update.
         """
         setup = self._context.setup
-        if setup.job.on_nan != "skip" and not self.survives:
+        if setup.job.on_nan != "skip" and not self.survives and not self._stages.loss_scale.on:
             return {}
         changed = {name for name, _ in setup.graph.state_updates}
         found = {index: changed & set(setup.subgraphs[index].states) for index in setup.own_stages}

@@ -7,21 +7,23 @@ The module is called normally and autograd is left alone. Three things make its 
 - With ``virtual_ends`` the micro-batches of each virtual replica accumulate first; these sums are then added in order.
 - Random numbers come from the public context ``keyed_randomness``.
 - Clipping stacks the norms of the gradients in the module's order.
+- With ``precision="fp16"`` the loss is scaled by ``torch.amp.GradScaler``. A step that overflows leaves no trace in any state.
 - With ``optimizer.delayed`` the gradients of a step are applied when the next one's are there, those of the last step at the end.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import InputError
-from farflung.job.spec import GroupSpec, OptimizerSpec
+from farflung.ids import derive_seed
+from farflung.job.spec import GroupSpec, LossScaleSpec, OptimizerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +52,7 @@ class PlainSettings:
     weights: Sequence[float] | None = None
     rates: Callable[[int], Sequence[float]] | None = None
     precision: str = "float32"
+    loss_scale: LossScaleSpec = field(default_factory=LossScaleSpec)
     virtual_ends: Sequence[int] = ()
 
 
@@ -92,27 +95,35 @@ def plain_loop(
     spec = named if isinstance(named, OptimizerSpec) else OptimizerSpec()
     made = [] if named is spec else _made(named, module)
     trained = _trained(parameters, spec, made)
-    update = _Update(made or _optimizers(spec, trained), trained, spec, settings.rates)
+    wide = _wide(spec, trained)
+    update = _Update(made or _optimizers(spec, {**trained, **wide}), trained, spec, settings.rates)
+    update.widen(wide, settings.seed)
+    scaler = _scaler(settings)
     keys = keyed_randomness(settings.seed)
     micro_losses: list[tuple[float, ...]] = []
     gradients: dict[str, Array] = {}
     waiting: Mapping[str, torch.Tensor | None] = {}
     for step in range(steps):
         uses = _Leaves(trained)
-        found = []
+        found, before = [], {name: buffer.clone() for name, buffer in module.named_buffers()}
         for index in range(micro_batches):
             uses.restart()
             batch = batch_fn(step, index)
             with keys.micro_batch(step, index):
                 loss = _call(module, batch, uses, settings.precision)
-            torch.autograd.backward(loss * weights[index])
+            torch.autograd.backward(scaler.scale(loss * weights[index]))
             found.append(float(loss.detach()))
             if index + 1 in settings.virtual_ends:
                 uses.close_part()
         uses.finish()
         micro_losses.append(tuple(found))
+        finite = not scaler.is_enabled() or update.unscale(scaler)
         if step == steps - 1:
             gradients = {name: _array(p.grad) for name, p in trained.items() if p.grad is not None}
+        if not finite:
+            _restore(module, before)
+            _put(trained, {})
+            continue
         if not spec.delayed:
             update(step)
             continue
@@ -128,6 +139,26 @@ def plain_loop(
     return PlainResult(losses=losses, micro_losses=tuple(micro_losses), gradients=gradients, states=_states(module))
 
 
+def _scaler(settings: PlainSettings) -> torch.amp.GradScaler:
+    """The scaler of the job, which does nothing except with float16."""
+    import torch
+
+    given = settings.loss_scale
+    return torch.amp.GradScaler(
+        "cpu",
+        init_scale=given.initial,
+        growth_factor=given.growth,
+        backoff_factor=given.backoff,
+        growth_interval=given.every,
+        enabled=settings.precision == "fp16",
+    )
+
+
+def _restore(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    for name, buffer in module.named_buffers():
+        buffer.copy_(before[name])
+
+
 def _put(trained: Mapping[str, torch.nn.Parameter], gradients: Mapping[str, torch.Tensor | None]) -> None:
     for name, parameter in trained.items():
         parameter.grad = gradients.get(name)
@@ -141,7 +172,9 @@ def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    return np.array(tensor.detach().cpu().numpy())
+    from farflung.engines.torch.arrays import to_array
+
+    return to_array(tensor.detach().cpu(), copy=True)
 
 
 def _states(module: torch.nn.Module) -> dict[str, Array]:
@@ -215,6 +248,19 @@ class _Update:
         rates: Callable[[int], Sequence[float]] | None,
     ) -> None:
         self._optimizers, self._trained, self._spec, self._rates = optimizers, trained, spec, rates
+        self._wide: Mapping[str, torch.nn.Parameter] = {}
+        self._seed, self._counts = 0, Counter[str]()
+
+    def unscale(self, scaler: torch.amp.GradScaler) -> bool:
+        """Remove the scale from the gradients and adapt it; return whether all gradients are finite."""
+        import torch
+
+        for optimizer in self._optimizers:
+            if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+                scaler.unscale_(optimizer)
+        scaler.update()
+        grads = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
+        return all(bool(torch.isfinite(grad).all()) for grad in grads)
 
     def __call__(self, step: int) -> None:
         import torch
@@ -225,12 +271,42 @@ class _Update:
             groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
             for group, rate in zip(groups, self._rates(step), strict=True):
                 group["lr"] = rate
+        for name, parameter in self._wide.items():
+            parameter.grad = None if (grad := self._trained[name].grad) is None else grad.float()
         for optimizer in self._optimizers:
             optimizer.step()
             if self._spec.state == "bf16":
                 _round(optimizer)
+        self._narrow()
         for parameter in self._trained.values():
             parameter.grad = None
+
+    def widen(self, wide: Mapping[str, torch.nn.Parameter], seed: int) -> None:
+        """The optimizers have ``wide`` in place of some of the module's parameters."""
+        self._wide, self._seed = wide, seed
+
+    def _narrow(self) -> None:
+        """Give the module's parameters the values of their float32 copies."""
+        import torch
+
+        from farflung.engines.torch.optimizers.wide_update import rounded
+
+        with torch.no_grad():
+            for name, wide in self._wide.items():
+                if wide.grad is None:
+                    continue
+                if self._spec.update == "stochastic":
+                    wide.copy_(rounded(wide, derive_seed("rounding", self._seed, name, self._counts[name])))
+                    self._counts[name] += 1
+                self._trained[name].copy_(wide)
+
+
+def _wide(spec: OptimizerSpec, trained: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """Float32 copies of the parameters that ``spec.update`` is for."""
+    import torch
+
+    narrow = (torch.bfloat16, torch.float16) if spec.update != "plain" else ()
+    return {name: torch.nn.Parameter(p.detach().float()) for name, p in trained.items() if p.dtype in narrow}
 
 
 def _round(optimizer: torch.optim.Optimizer) -> None:
@@ -246,7 +322,8 @@ def _round(optimizer: torch.optim.Optimizer) -> None:
 def _call(module: torch.nn.Module, batch: Any, uses: _Leaves, precision: str) -> torch.Tensor:
     import torch
 
-    with _mode(uses), _functions(uses), torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext():
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with _mode(uses), _functions(uses), nullcontext() if narrow is None else torch.autocast("cpu", narrow):
         result = module(**batch) if isinstance(batch, Mapping) else module(*batch)
     if isinstance(result, torch.Tensor):
         return result

@@ -88,7 +88,8 @@ class FileFeed:
         self._eval: Loader | None = None
         if bundle.eval_graph is not None and job.evaluate.batches:
             wanted = _own(bundle.eval_graph, setup)
-            whole = job.model_copy(update={"micro_batch_sizes": (max(bundle.graphs),), "seed": derive_seed("evaluate", job.seed)})
+            seed, sizes = derive_seed("evaluate", job.seed), (max(bundle.graphs),)
+            whole = job.model_copy(update={"micro_batch_sizes": sizes, "seed": seed, "data": job.data.unchanged})
             held_out = open_source(job.data, base, split="eval", confined=confined) if wanted else None
             self._eval = _loader(whole, bundle.eval_graph, held_out, wanted)
         self._prompt = bundle.generate_graph is not None and job.generate.tokens > 0 and _writes(bundle.generate_graph, setup)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from farflung.checkpoint import Weights, match_states
 from farflung.checkpoint.manifest import OPTIMIZER
-from farflung.checkpoint.remote_files import is_remote
 from farflung.data.base import Place
 from farflung.data.files import inside, resolve
 from farflung.engines.base import Array
@@ -18,6 +17,7 @@ from farflung.messages.array_stream import PIECE_BYTES, join_pieces
 from farflung.messages.data import LentEnd, LentPiece, StatesWanted
 from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
+from farflung.object_store import is_remote
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
 from farflung.step.stages.state_hashes import state_hashes

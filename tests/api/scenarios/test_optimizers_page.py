@@ -26,7 +26,8 @@ def test_the_python_blocks_run() -> None:
 
 
 def test_the_parts_of_job_files_are_read() -> None:
-    first, second = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL))
+    first, second, third = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL))
     job = make_job({"steps": 200, **first, **second})
     assert job.optimizer.groups[0].settings == {"ns_steps": 5}
+    assert make_job(third).optimizer.update == "master"
     assert job.schedule.weight_decay is not None

@@ -33,10 +33,11 @@ def test_schedule_clipping_and_accumulation_equal_a_plain_loop(place: str | None
 
 
 @PLACES
-def test_bf16_is_autocast(place: str | None) -> None:
-    spec = OptimizerSpec(name="adamw", lr=1e-2)
-    truth = plain_loop(net(), batch, steps=3, micro_batches=2, settings=PlainSettings(optimizer=spec, seed=3, precision="bf16"))
-    found = trained(place, steps=3, precision="bf16")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision_is_autocast(place: str | None, precision: str) -> None:
+    settings = PlainSettings(optimizer=OptimizerSpec(name="adamw", lr=1e-2), seed=3, precision=precision)
+    truth = plain_loop(net(), batch, steps=3, micro_batches=2, settings=settings)
+    found = trained(place, steps=3, precision=precision)
     assert found.losses == truth.losses
     assert found.losses != trained(None, steps=3).losses
 
@@ -109,7 +110,7 @@ def test_a_step_that_is_no_number_can_be_skipped(place: str | None) -> None:
             {"clip_norm": 1.0, "optimizer": OptimizerSpec(clip_norm=2.0), "lr": None},
             r"clip_norm=1 beside OptimizerSpec\(clip_norm=2",
         ),
-        ({"precision": "fp8"}, r"^precision='fp8': must be 'float32' or 'bf16'"),
+        ({"precision": "fp8"}, r"^precision='fp8': must be 'float32', 'bf16' or 'fp16'"),
         ({"lr_schedule": "poly"}, r"^lr_schedule='poly': must be 'constant', 'cosine', 'linear'"),
         ({"lr_schedule": ScheduleSpec(warmup=9)}, r"lr_schedule=ScheduleSpec\(warmup=9\) is longer than steps=4: shorten it"),
         (

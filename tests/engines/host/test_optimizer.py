@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from farflung.engines.host.optimizer import NamedOptimizer, RuleOptimizer, stage_optimizer
-from farflung.engines.torch.optimizer import RuleOptimizer as TorchRuleOptimizer
-from farflung.engines.torch.optimizer import stage_optimizer as torch_stage_optimizer
-from farflung.engines.torch.update_programs import missing_program
+from farflung.engines.torch.optimizers.built_in import RuleOptimizer as TorchRuleOptimizer
+from farflung.engines.torch.optimizers.built_in import plain_optimizer as torch_stage_optimizer
+from farflung.engines.torch.optimizers.update_programs import missing_program
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.frontends.optimizers.capture import Trained, capture_rules
 from farflung.graph.ir import TensorSpec

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from farflung.engines.torch.optimizer import RuleOptimizer
-from farflung.engines.torch.update_programs import Missing, missing_program
+from farflung.engines.torch.optimizers.built_in import RuleOptimizer
+from farflung.engines.torch.optimizers.update_programs import Missing, missing_program
 from farflung.errors import CaptureError
 from farflung.frontends.optimizers.capture import (
     PLAIN,

@@ -19,7 +19,7 @@ from farflung.job.optimizer_names import CAPTURED
 from farflung.job.rates import curve_factor, scheduled
 from farflung.job.spec import GroupSpec, OptimizerSpec
 from farflung.job.value_tables import write_values
-from farflung.optim import Rule, needs_rules, write_rules
+from farflung.optim import Rule, needs_rules, updated_dtype, write_rules
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def _with_values(job: JobSpec, trained: Sequence[Trained], schedule: Callable[[A
 def _rules(job: JobSpec, trained: Sequence[Trained]) -> str:
     """The rules of ``trained`` for all steps of ``job``, checked against the optimizers."""
     from farflung.api.optimizers.check import check_rules
-    from farflung.engines.torch.update_programs import Missing, missing_program
+    from farflung.engines.torch.optimizers.update_programs import Missing, missing_program
     from farflung.frontends.optimizers.capture import capture_rules
 
     groups = len(job.optimizer.groups) + 1
@@ -129,7 +129,8 @@ def _of_names(spec: OptimizerSpec, graph: Graph) -> list[Trained]:
     found: list[Trained] = []
     for index, specs in members.items():
         group = spec.groups[index] if index < len(spec.groups) else None
-        stand_ins = [torch.nn.Parameter(torch.empty(s.shape, dtype=getattr(torch, s.dtype), device="meta")) for s in specs]
+        shaped = [torch.empty(s.shape, dtype=getattr(torch, updated_dtype(spec, s.dtype)), device="meta") for s in specs]
+        stand_ins = [torch.nn.Parameter(one) for one in shaped]
         optimizer = named_optimizer(spec, group, stand_ins)
         settings = optimizer.param_groups[0]
         for item in stand_ins:

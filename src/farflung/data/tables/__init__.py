@@ -3,6 +3,7 @@
 In the order of data flow:
 
 ``files``      the files behind a path as one table, mapped into memory
+``shards``     tar files as a table
 ``columns``    columns of numbers as fields
 ``chats``      messages as tokens, with the tokens that count in the loss
 ``documents``  a column of text or chats as tokens on disk

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import content_digest
+from farflung.data.pixels import image_fields, normalized
 from farflung.data.tables.files import TableFiles, column_of
 from farflung.errors import DataError
 from farflung.graph.ir import DTYPES, TensorSpec
@@ -51,6 +52,8 @@ class ColumnSource:
         for field in fields:
             column = column_of(self._table, field, self._path).with_format(None)
             found[field] = self._numbers(field, column[np.asarray(indices, np.int64).tolist()][field])
+            if field in image_fields(self._spec, (field,)):
+                found[field] = normalized(found[field], self._spec.image)
         return found
 
     def check(self, fields: Collection[str] | None = None) -> None:
@@ -65,7 +68,7 @@ class ColumnSource:
 
     @cached_property
     def _files(self) -> TableFiles:
-        return TableFiles(self._path, self._spec.glob, self._place)
+        return TableFiles(self._path, self._spec.glob, self._place, self._spec.size)
 
     @cached_property
     def _table(self) -> Any:

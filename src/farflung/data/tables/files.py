@@ -1,4 +1,4 @@
-"""The files of a dataset as one table, through the library ``datasets`` (extra ``datasets``). Nothing is downloaded."""
+"""The files of a dataset as one table, through the library ``datasets`` (extra ``datasets``), or from shards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from farflung.data.base import Place
 from farflung.data.files import find
+from farflung.data.tables.shards import open_shards
 from farflung.errors import DataError, InputError
 from farflung.foreign_code import first_line, translated
 
@@ -22,6 +23,7 @@ _KINDS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".arrow": "arrow",
+    ".tar": "tar",
 }
 #: Files of ``Dataset.save_to_disk`` that hold no rows.
 _STATE = frozenset(("state.json", "dataset_info.json", "dataset_dict.json"))
@@ -34,8 +36,9 @@ class TableFiles:
         DataError: there are none, or they are of several kinds.
     """
 
-    def __init__(self, path: str, glob: str, place: Place) -> None:
-        self._path, self._place = path, place
+    def __init__(self, path: str, glob: str, place: Place, size: int = 0) -> None:
+        """``size``: height and width of images in shards."""
+        self._path, self._place, self._size = path, place, size
         self.root, found = find(path, glob, place)
         self.files = [file for file in found if file.suffix.lower() in _KINDS and file.name not in _STATE]
         kinds = sorted({_KINDS[file.suffix.lower()] for file in self.files})
@@ -48,12 +51,14 @@ class TableFiles:
         self._kind = kinds[0]
 
     def open(self) -> Any:
-        """The table: a ``datasets.Dataset``, mapped into memory. The first call writes Arrow files into the cache folder.
+        """The table: a ``datasets.Dataset``, mapped into memory, or shards. The first call writes Arrow files into the cache.
 
         Raises:
             InputError: the library is missing.
             DataError: a file can't be read.
         """
+        if self._kind == "tar":
+            return open_shards(self.root, self.files, self._path, self._size)
         try:
             import datasets
         except ImportError:

@@ -12,7 +12,7 @@ from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
-from farflung.optim import rules_of
+from farflung.optim import WIDE_SLOTS, rules_of
 
 if TYPE_CHECKING:
     from farflung.engines.isolated.engine import AttemptEngine
@@ -35,7 +35,7 @@ class IsolatedRunner:
         self._outputs = {name: graph.spec(value) for name, value in graph.outputs if graph.position[value.op] in own}
         self._returns = {edge.value: _returned(subgraph, edge.value, edge.spec) for edge in subgraph.sends_gradients}
         #: Element types that autocast may give a value instead of its own.
-        self._also = frozenset({"bfloat16"}) if settings.precision == "bf16" else frozenset[str]()
+        self._also = frozenset({"bf16": {"bfloat16"}, "fp16": {"float16"}}.get(settings.precision, ()))
         self._optimizer = settings.optimizer
         self._ready: Callable[[int], None] | None = None
 
@@ -81,7 +81,7 @@ class IsolatedRunner:
     def _slot_shapes(self, slot: str, name: str) -> tuple[tuple[int, ...], ...]:
         """The shapes that the optimizer state ``slot`` of the parameter ``name`` may have."""
         rules, declared = rules_of(self._optimizer), self._specs[name]
-        if rules is None:
+        if rules is None or (self._optimizer.update != "plain" and slot in WIDE_SLOTS):
             return (), declared.shape
         rule = rules.rule_of(self._optimizer, name, declared)
         return tuple(item.shape_for(declared.shape) for item in (() if rule is None else rule.states) if item.name == slot)

@@ -76,6 +76,10 @@ class JaxEngine:
         """
         if settings.precision not in _PRECISIONS:
             raise InputError(f"unknown precision {settings.precision!r}: known are {', '.join(_PRECISIONS)}")
+        if settings.optimizer.update != "plain":
+            raise InputError(
+                f"the jax engine lacks optimizer.update = {settings.optimizer.update!r}: use a worker with --engine torch"
+            )
         device = device_called(choose_device(settings.device, self.devices()).name)
         self.verify(subgraph.graph)
         if share is not None and not isinstance(share, JaxRunner):

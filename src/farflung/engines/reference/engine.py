@@ -69,6 +69,10 @@ class ReferenceEngine:
                 f"unknown precision {settings.precision!r}: the reference engine knows {', '.join(_PRECISIONS)}; "
                 "use a worker with --engine torch"
             )
+        if settings.optimizer.update != "plain":
+            raise InputError(
+                f"the reference engine lacks optimizer.update = {settings.optimizer.update!r}: use a worker with --engine torch"
+            )
         choose_device(settings.device, self.devices())
         self._check_operators(subgraph)
         if share is not None and not isinstance(share, ReferenceRunner):

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
-from farflung.engines.host.gradients import HostGradients, trained_states
+from farflung.engines.host.gradients import HostGradients
 from farflung.engines.host.operators import host_dtype
 from farflung.engines.host.states import StageStates, check_array
+from farflung.engines.stateful_runner import trained_states
 from farflung.errors import GraphError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import TensorSpec, Use, ValueRef

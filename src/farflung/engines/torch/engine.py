@@ -25,7 +25,8 @@ from farflung.graph.opset import OPSET
 __all__ = ["TorchEngine"]
 
 
-_PRECISIONS = ("bf16", "float32")
+_PRECISIONS = ("bf16", "float32", "fp16")
+_UPDATES = ("master", "stochastic")
 
 #: Graph objects that were checked in this process.
 _VERIFIED: WeakValueDictionary[int, Graph] = WeakValueDictionary()
@@ -119,7 +120,7 @@ class TorchEngine:
     def support(self, device: str) -> EngineSupport:
         """Return the whole allow-list and all precisions."""
         del device
-        return EngineSupport(operators=frozenset(OPSET), precisions=_PRECISIONS)
+        return EngineSupport(operators=frozenset(OPSET), precisions=(*_PRECISIONS, *_UPDATES))
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
         """A short warm-up of ``device``."""

@@ -16,7 +16,7 @@ from farflung.engines.stateful_runner import StatefulRunner, trained_states
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
 from farflung.engines.torch.heap import HEAP
-from farflung.engines.torch.optimizer import RuleOptimizer, StageOptimizer, stage_optimizer
+from farflung.engines.torch.optimizers.wide_update import AnyOptimizer, stage_optimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
 from farflung.errors import FarflungError, GraphError
@@ -25,6 +25,10 @@ from farflung.graph.drift import drifting
 from farflung.graph.ir import Use, ValueRef
 
 __all__ = ["TorchRunner"]
+
+
+#: What autocast multiplies in.
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Receive(torch.autograd.Function):
@@ -58,7 +62,7 @@ class _Kept:
     states: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class TorchRunner(StatefulRunner[StageStates, StageOptimizer | RuleOptimizer]):
+class TorchRunner(StatefulRunner[StageStates, AnyOptimizer]):
     """Runs one stage (see ``farflung.engines.base.StageRunner``)."""
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, device: torch.device, share: TorchRunner | None) -> None:
@@ -98,9 +102,9 @@ class TorchRunner(StatefulRunner[StageStates, StageOptimizer | RuleOptimizer]):
 
     # States
 
-    def make_optimizer(self, names: Sequence[str]) -> StageOptimizer | RuleOptimizer:
+    def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer:
         """See ``StatefulRunner``."""
-        return stage_optimizer(self._settings.optimizer, {name: self.state.tensor(name) for name in names})
+        return stage_optimizer(self._settings.optimizer, {name: self.state.tensor(name) for name in names}, self._settings.seed)
 
     def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
         """The memory of states, where it is the host's and has no gaps."""
@@ -183,8 +187,8 @@ class TorchRunner(StatefulRunner[StageStates, StageOptimizer | RuleOptimizer]):
                     tensor = _Receive.apply(entry, tensor, sink, source)  # type: ignore[no-untyped-call]
                 registers[slot] = tensor
             program.key.step, program.key.micro_batch = key.step, key.index
-            bf16 = self._settings.precision == "bf16"
-            with torch.autocast(self._device.type, torch.bfloat16) if bf16 else nullcontext():
+            narrow = _AUTOCAST.get(self._settings.precision)
+            with nullcontext() if narrow is None else torch.autocast(self._device.type, narrow):
                 program.run(registers)
         roots = {value: registers[program.slots[value]] for value in self._roots} if record else {}
         if record and self._loss is not None:
@@ -290,7 +294,7 @@ class TorchRunner(StatefulRunner[StageStates, StageOptimizer | RuleOptimizer]):
 
     def _zeros(self, value: ValueRef) -> torch.Tensor:
         spec = self._edges[value].spec
-        dtype = torch.float32 if self._settings.precision == "float32" else torch.bfloat16
+        dtype = _AUTOCAST.get(self._settings.precision, torch.float32)
         return torch.zeros(spec.shape, dtype=dtype if spec.dtype == "float32" else getattr(torch, spec.dtype))
 
     # Update

@@ -15,6 +15,7 @@ from farflung.graph.cut import SubGraph, cut
 from farflung.job.rates import rates
 from farflung.step.run_setup import RunHooks, RunSetup
 from farflung.step.stages.delayed_update import DelayedUpdate, is_stale_slot
+from farflung.step.stages.loss_scale import LossScale, is_scale_slot
 from farflung.step.stages.stage_runners import open_stage, splits_backward
 from farflung.step.sync.replica_slots import is_replica_slot
 
@@ -27,6 +28,7 @@ class LocalStages:
     def __init__(self, setup: RunSetup) -> None:
         self.setup = setup
         self.delayed = DelayedUpdate(setup)
+        self.loss_scale = LossScale(setup)
         #: Applied steps that the states consist of: now, and in the newest checkpoint (before there is one: at the start).
         self.committed = setup.committed
         self._saved_committed = setup.committed if setup.checkpoint_committed is None else setup.checkpoint_committed
@@ -101,9 +103,10 @@ class LocalStages:
             runner.initialize([name for name in names if name not in given])
             slots = hooks.first_optimizer(names)
             replicas |= {key: value for key, value in slots.items() if is_replica_slot(key)}
-            others = {key: value for key, value in slots.items() if key not in replicas and not is_stale_slot(key)}
-            runner.load_optimizer(others)  # empty: the optimizer starts anew
+            apart = (*replicas, *filter(is_stale_slot, slots), *filter(is_scale_slot, slots))
+            runner.load_optimizer({key: value for key, value in slots.items() if key not in apart})  # empty: it starts anew
             self.delayed.load(index, slots)
+            self.loss_scale.load(slots)
         self.consistent = True
         return replicas
 
@@ -113,7 +116,7 @@ class LocalStages:
         slots: dict[str, Array] = {}
         for index, runner in self.bases.items():
             values |= runner.states(list(runner.subgraph.states))
-            slots |= _slots(runner, self.delayed, index)
+            slots |= _slots(runner, (self.delayed, self.loss_scale), index)
         return pack(values, slots)
 
     def read(self, wanted: Collection[str], instead: Mapping[int, Mapping[str, Array]]) -> Mapping[str, Array]:
@@ -123,7 +126,7 @@ class LocalStages:
         for index, runner in self.bases.items():
             values |= runner.states([name for name in runner.subgraph.states if name in wanted], copy=False)
             values |= {name: value for name, value in instead.get(index, {}).items() if name in wanted}
-            found = _slots(runner, self.delayed, index, copy=False)
+            found = _slots(runner, (self.delayed, self.loss_scale), index, copy=False)
             slots |= {key: value for key, value in found.items() if key.split("/", 1)[1] in wanted}
         return pack(values, slots)
 
@@ -135,7 +138,7 @@ class LocalStages:
             owned = self.setup.primary(index) == device
             mine = {name for name in runner.subgraph.states if owned and self.setup.owner(name) == index}
             states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
-            slots = _slots(runner, self.delayed, index, copy=False)
+            slots = _slots(runner, (self.delayed, self.loss_scale), index, copy=False)
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         return states, optimizer
 
@@ -174,6 +177,7 @@ class LocalStages:
         for runner in self.bases.values():
             runner.update(current, scale)
         self.committed += 1
+        self.loss_scale.applied()
 
     def restore(self, before: Mapping[int, Mapping[str, Array]]) -> None:
         """Leave the present step out: load ``before``, the states that its forwards have changed."""
@@ -182,6 +186,7 @@ class LocalStages:
         for index, states in before.items():
             self.base(index).load(states)
         self.delayed.end(self.bases)
+        self.loss_scale.skipped()
 
     def roll_back(self, hooks: RunHooks) -> dict[str, Array]:
         """Load the newest checkpoint; return as ``load_first``."""
@@ -191,6 +196,7 @@ class LocalStages:
         return self.load_first(hooks)
 
 
-def _slots(runner: StageRunner, delayed: DelayedUpdate, stage: int, *, copy: bool = True) -> dict[str, Array]:
+def _slots(runner: StageRunner, further: tuple[DelayedUpdate, LossScale], stage: int, *, copy: bool = True) -> dict[str, Array]:
     """The slots that belong to the states of ``stage``, as ``<slot>/<parameter>``."""
-    return {**runner.optimizer_states(copy=copy), **delayed.slots(stage)}
+    delayed, scale = further
+    return {**runner.optimizer_states(copy=copy), **delayed.slots(stage), **scale.slots(runner.subgraph.states)}

@@ -10,16 +10,16 @@ import torch
 
 from farflung.engines.base import Array
 from farflung.engines.torch.arrays import TORCH_DTYPES, from_array, spec_of, to_array
-from farflung.engines.torch.update_programs import CompiledRule, ParameterStates
+from farflung.engines.torch.optimizers.update_programs import CompiledRule, ParameterStates
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
 from farflung.optim import RuleBook, rules_of
 
-__all__ = ["RuleOptimizer", "StageOptimizer", "make_optimizer", "stage_optimizer"]
+__all__ = ["RuleOptimizer", "StageOptimizer", "make_optimizer", "plain_optimizer"]
 
 
-def stage_optimizer(spec: OptimizerSpec, parameters: Mapping[str, torch.Tensor]) -> StageOptimizer | RuleOptimizer:
+def plain_optimizer(spec: OptimizerSpec, parameters: Mapping[str, torch.Tensor]) -> StageOptimizer | RuleOptimizer:
     """The optimizer of a stage's ``parameters``.
 
     Raises:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.engines.torch.optimizer import RuleOptimizer, stage_optimizer
-from farflung.engines.torch.update_programs import missing_program
+from farflung.engines.torch.optimizers.built_in import RuleOptimizer, plain_optimizer
+from farflung.engines.torch.optimizers.update_programs import missing_program
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.frontends.optimizers.capture import Trained, capture_rules
 from farflung.graph.ir import InitStep, LocalRef, TensorSpec
@@ -50,7 +50,7 @@ def test_states_go_to_arrays_and_back() -> None:
     states = optimizer.export()
     assert set(states) == {"step/w", "mu_product/w", "exp_avg/w", "exp_avg_sq/w"}
     second.data.copy_(first.data)
-    again = stage_optimizer(SPEC.model_copy(update={"rules": write_rules(book)}), {"w": second})
+    again = plain_optimizer(SPEC.model_copy(update={"rules": write_rules(book)}), {"w": second})
     again.load(states)
     steps(again, second, range(3, 6))
     assert torch.equal(whole, second)

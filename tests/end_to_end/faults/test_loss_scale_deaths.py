@@ -1,0 +1,61 @@
+"""Workers that go while the loss scale changes: the run continues with the scale, and its weights are those of a calm run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farflung.job import JobSpec
+from farflung.telemetry import injecting
+from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
+from tests.support.worker_deaths import STEPS, at, cut, recoveries_of, vanish
+
+
+def job(**changes: object) -> JobSpec:
+    """A first scale that overflows, and one that grows again after two steps: some steps are skipped all through the run."""
+    scale = {"initial": 2.0**24, "every": 2}
+    return text_job(**{"steps": STEPS, "precision": "fp16", "loss_scale": scale, "copies": 1, "copy_every": 1, **changes})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scale")
+    text_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truth(place: Path) -> Finished:
+    with Loopback(place, 3, folder="undisturbed") as cluster:
+        return cluster.run(job())
+
+
+def test_some_steps_are_skipped(truth: Finished) -> None:
+    skipped = [record.step for record in truth.steps if record.skipped]
+    assert 0 < len(skipped) < STEPS
+
+
+@pytest.mark.parametrize(
+    ("point", "step", "act", "source"),
+    [
+        ("worker.before_update", 7, cut, "memory"),
+        ("worker.after_update", 6, cut, "memory"),
+        ("worker.after_update", 8, cut, "memory"),
+        ("worker.before_update", 7, lambda cluster: vanish(cluster, "b"), "copies"),
+    ],
+    ids=["before-update", "after-update", "after-another-update", "copies"],
+)
+def test_a_run_goes_on_with_its_scale(
+    place: Path, tmp_path: Path, truth: Finished, point: str, step: int, act: Callable[[Loopback], None], source: str
+) -> None:
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster:
+        with injecting(at(point, step, "b", lambda: act(cluster))):
+            found = cluster.run(job(), anybody=True)
+        assert found.result.status == "finished", found.result.cause
+        assert found.losses == truth.losses
+        assert [record.skipped for record in found.steps] == [record.skipped for record in truth.steps]
+        assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
+        assert found.reader().manifest.ledger == truth.reader().manifest.ledger
+        assert [one.source for one in recoveries_of(found)] == [source]
