@@ -15,7 +15,7 @@ import typer
 
 from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
-from farflung.cli.home import default_name, members_folder, own_key, worker_log
+from farflung.cli.home import members_folder, own_key, worker_log, worker_name
 from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.activity import Activity
@@ -111,16 +111,16 @@ def join(
         isolation=_known_isolation(isolation),
         region=_checked_region(region),
     )
-    own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
         given |= {"--metrics": metrics, "--spot-notices": spot_notices}
-        _write_service(own, str(invitation), options, given, user=user)
+        _write_service(name or worker_name(key), str(invitation), options, given, user=user)
         return
-    limits = OwnerLimitsFile(members_folder(), own)
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
-    stored = limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    folder = members_folder()
+    limits = OwnerLimitsFile(folder, name) if name else OwnerLimitsFile.claim(folder, worker_name(key))
+    own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
     if str(stored) != "no limits":
         typer.echo(f"{own}: {stored} (farflung limit, farflung resume)")
     certificate = members_folder() / f"{own}.certificate"
