@@ -150,7 +150,7 @@ def test_export_needs_what_it_needs(broker: Path, tmp_path: Path, capsys: pytest
     assert code == 2
     assert "is not one of the transformers library" in err
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--adapters"], capsys)
-    assert code == 11
+    assert code == 2
     assert "has no adapters" in err
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--step", "3"], capsys)
     assert code == 11
