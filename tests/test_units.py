@@ -128,7 +128,7 @@ def test_what_is_written_for_files_is_read_back_to_its_digits(kind: type[Quantit
 
 
 def test_what_is_written_for_files() -> None:
-    assert Bytes(15519675187.2).written() == "15.52 GB"
+    assert (Bytes(15519675187.2).written(), Bytes(1e13).written(3)) == ("15.52 GB", "10 TB")
     assert [Bytes.parse(text).written() for text in ("4 GiB", "1536 MiB", "16 GB", "0")] == ["4 GiB", "1536 MiB", "16 GB", "0 B"]
     assert BytesPerSecond(596739.1917745471).written() == "4.774 Mbit/s"
     assert BytesPerSecond(5e6).written() == "40 Mbit/s"

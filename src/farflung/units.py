@@ -109,7 +109,7 @@ class Bytes(Quantity):
     __slots__ = ()
     table = _prefixed({"B": 1.0})
     what = "a number of bytes"
-    spellings = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+    spellings = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
     base = "B"
     examples = '"8 GB" or "8 GiB"'
 

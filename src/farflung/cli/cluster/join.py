@@ -122,7 +122,8 @@ def join(
     limits = OwnerLimitsFile(folder, name) if name else OwnerLimitsFile.claim(folder, worker_name(key))
     own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
     if str(stored) != "no limits":
-        typer.echo(f"{own}: {stored} (farflung limit, farflung resume)")
+        pause = "farflung resume ends the pause, and " if stored.paused else ""
+        typer.echo(f"{own}: {stored}; {pause}farflung limit changes the limits")
     certificate = members_folder() / f"{own}.certificate"
     writer, shown = LogWriter(), timed_log(verbose=verbose)
 
