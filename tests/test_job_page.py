@@ -68,6 +68,7 @@ def test_the_example_is_a_job() -> None:
     assert [part.path for part in make_job(tomllib.loads(chats)).data.parts] == ["chats.jsonl", "books"]
     job = make_job(tomllib.loads(block))
     assert job.micro_batches == 4
+    assert (job.optimizer.name, job.schedule.warmup) == ("adamw", 20), "sgd does not learn a language in 300 steps"
     assert job.model is not None
     assert job.model.recipe == "gpt"
 
