@@ -71,6 +71,8 @@ def restore(source: Path, home: Path) -> BackupSummary:
         InputError: there is something in ``home``, or ``source`` is no whole backup; nothing has changed.
         DataError: a file can't be written.
     """
+    if not source.is_file():
+        raise InputError(f"{source} is no file: name a file of farflung backup")
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise InputError(f"{home} is not empty: move it away, or choose another folder with --home")
     make_private_folder(home.parent)
@@ -86,9 +88,9 @@ def restore(source: Path, home: Path) -> BackupSummary:
         if home.exists():
             home.rmdir()
         temporary.replace(home)
-    except (tarfile.TarError, EOFError, KeyError, ValueError, TypeError, FileNotFoundError) as error:
-        why = error.strerror if isinstance(error, OSError) and not source.exists() else "it is damaged or was cut off"
-        raise InputError(f"{source} is no whole backup of a broker: {why}; make one with farflung backup") from None
+    except (tarfile.TarError, EOFError, KeyError, ValueError, TypeError, FileNotFoundError):
+        why = "it is damaged or was cut off; make one with farflung backup"
+        raise InputError(f"{source} is no whole backup of a broker: {why}") from None
     except OSError as error:
         raise DataError(f"cannot restore {home}: {error.strerror}; {remedy_of(error) or 'choose another folder'}") from None
     finally:
