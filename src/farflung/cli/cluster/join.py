@@ -27,6 +27,7 @@ from farflung.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from farflung.launchers.spot_notices import SpotNotices
+    from farflung.worker.owner_limits import OwnerLimits
     from farflung.worker.reconnect import Service
 
 __all__ = ["register"]
@@ -121,9 +122,7 @@ def join(
     folder = members_folder()
     limits = OwnerLimitsFile(folder, name) if name else OwnerLimitsFile.claim(folder, worker_name(key))
     own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
-    if str(stored) != "no limits":
-        pause = "farflung resume ends the pause, and " if stored.paused else ""
-        typer.echo(f"{own}: {stored}; {pause}farflung limit changes the limits")
+    _tell_limits(own, stored)
     certificate = members_folder() / f"{own}.certificate"
     writer, shown = LogWriter(), timed_log(verbose=verbose)
 
@@ -151,6 +150,13 @@ def join(
             writer.write(worker_log(own), f"ended: {error}")
             raise
     typer.echo(f"{own}: left")
+
+
+def _tell_limits(own: str, stored: OwnerLimits) -> None:
+    """Print the limits of the worker ``own``, if there are any, and the commands that change them."""
+    if str(stored) != "no limits":
+        pause = "farflung resume ends the pause, and " if stored.paused else ""
+        typer.echo(f"{own}: {stored}; {pause}farflung limit changes the limits")
 
 
 def _spot_notices(cloud: str | None) -> SpotNotices | None:
