@@ -87,7 +87,7 @@ class Seconds(Quantity):
     spellings = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     table = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
     base = "s"
-    examples = '"20 ms" or 0.02'
+    examples = '"24 h", "20 ms" or 0.02'
 
     def __str__(self) -> str:
         value = float(self)
