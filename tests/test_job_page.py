@@ -72,6 +72,7 @@ def test_the_example_is_a_job() -> None:
     assert make_job({"data": {"kind": "images", "path": "train", **tomllib.loads(images)["data"]}}).data.image.crop == 4
     job = make_job(tomllib.loads(block))
     assert job.micro_batches == 4
+    assert (job.optimizer.name, job.schedule.warmup) == ("adamw", 20), "sgd does not learn a language in 300 steps"
     assert job.model is not None
     assert job.model.recipe == "gpt"
 

@@ -87,7 +87,7 @@ class Seconds(Quantity):
     spellings = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     table = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
     base = "s"
-    examples = '"20 ms" or 0.02'
+    examples = '"24 h", "20 ms" or 0.02'
 
     def __str__(self) -> str:
         value = float(self)
@@ -109,7 +109,7 @@ class Bytes(Quantity):
     __slots__ = ()
     table = _prefixed({"B": 1.0})
     what = "a number of bytes"
-    spellings = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+    spellings = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
     base = "B"
     examples = '"8 GB" or "8 GiB"'
 

@@ -85,12 +85,26 @@ def test_a_kicked_worker_stays_away_until_it_is_readmitted(two: Loopback) -> Non
         found = owner.kick("a")  # b has the same key
         assert (sorted(found.connected), found.ticket) == (["a", "b"], two.broker.names.ticket("a"))
         until(lambda: not owner.status()["members"])
-        for name in ("a", "other"):  # the key is barred, under whatever name
-            with pytest.raises(SecurityError, match=f"'{name}' was kicked by the broker's owner; .*kick {name} --undo"):
+        # the key is barred, under whatever name
+        for name, why in (("a", "'a' was kicked by the broker's owner"), ("other", "the key of 'other' was kicked as 'a'")):
+            with pytest.raises(SecurityError, match=f"^{why}; ask the broker's owner to run: farflung kick a --undo$"):
                 join(two.ticket("join"), name=name, role="worker", key=two.key)
         assert owner.kick("a", undo=True).connected == ()
         join(two.ticket("join"), name="a", role="worker", key=two.key).client.close()
     assert [line["event"] for line in audit(two.home) if line["event"] in ("kicked", "readmitted")] == ["kicked", "readmitted"]
+
+
+def test_the_owner_readmits_a_key_whose_name_is_free_again_or_has_another_key(home: Path) -> None:
+    with Loopback(home, 0) as cluster, closing(Client(join(cluster.ticket("owner"), name="owner", role="client"))) as owner:
+        key, other = new_key(), new_key()
+        join(cluster.ticket("join"), name="a", role="worker", key=key).client.close()
+        owner.kick("a")
+        cluster.broker.names.free("a")
+        join(cluster.ticket("join"), name="a", role="worker", key=other).client.close()
+        with pytest.raises(SecurityError, match="farflung kick a --undo"):
+            join(cluster.ticket("join"), name="b", role="worker", key=key)
+        owner.kick("a", undo=True)
+        join(cluster.ticket("join"), name="b", role="worker", key=key).client.close()
 
 
 def test_a_name_that_another_key_took_ends_the_first_ones_calls(home: Path) -> None:

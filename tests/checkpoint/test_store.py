@@ -117,7 +117,7 @@ def test_without_manifest_there_is_no_checkpoint(store: CheckpointStore) -> None
     assert store.steps() == ()
     with pytest.raises(CheckpointError, match="has no whole checkpoint of step 3: there are none"):
         store.manifest(3)
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint: check the folder"):
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint: name a run, or a folder, that has one"):
         CheckpointReader.from_folder(store.folder)
     write(store, 2)
     with pytest.raises(CheckpointError, match="no whole checkpoint of step 3: there are 2"):

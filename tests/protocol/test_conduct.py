@@ -30,6 +30,7 @@ from farflung.protocol.events import (
     RunStalled,
     RunSubmitted,
 )
+from farflung.protocol.runs import MemberFailure
 
 OFFER = Offer(memory=1e9, speed=1e9)
 
@@ -189,6 +190,32 @@ def test_a_failure_that_repeats_elsewhere_ends_the_run_and_pardons_the_first() -
     cause = "worker b: no sense; the attempt with worker a failed like this, too"
     assert finish == FinishRun(run="r", outcome="failed", cause=cause, kind="DataError")
     assert made.standing("a") == ""
+
+
+def test_a_member_that_lacks_the_data_of_a_job_is_replaced_and_keeps_its_standing() -> None:
+    made = machine("a", "b", "c")
+    plan(made, "a", "b", "c")
+    missing = RunFailed(run="r", name="a", cause="data 'x' is not on this machine", kind="DataError", attempt=1)
+    commands = made.handle(missing)
+    assert of(commands, RecoverRun) == [RecoverRun(run="r", cause=f"worker a is replaced: {missing.cause}")]
+    assert not of(commands, MemberJudged)
+    assert drop(made, "a", "b", "c") == [MakePlan(run="r", members=("b", "c"), attempt=2)]
+    plan(made, "b", "c")
+    finish = made.handle(replace(missing, name="b", attempt=2))[-1]
+    cause = f"worker b: {missing.cause}; the attempt with worker a failed like this, too"
+    assert finish == FinishRun(run="r", outcome="failed", cause=cause, kind="DataError")
+    assert [made.standing(name) for name in "abc"] == ["", "", ""]
+
+
+def test_a_member_that_lacks_the_data_of_a_job_keeps_what_others_know_against_it() -> None:
+    made = machine("a", "b", "c")
+    train(made, "a", "b", "c")
+    replaced(made, replace(FAILED, kind="GraphError"), "a")
+    known = made.standing("a")
+    made.runs["r"].lacking.add("a")
+    made.runs["r"].failures.append(MemberFailure("a", "a", "DataError"))
+    assert isinstance(made.handle(replace(FAILED, name="b"))[-1], FinishRun)
+    assert made.standing("a") == known != ""
 
 
 def test_another_failure_is_no_evidence() -> None:

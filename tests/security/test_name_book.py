@@ -79,6 +79,6 @@ def test_a_key_that_is_barred_while_the_book_is_read_stays_barred(tmp_path: Path
             barring[0].join(0.2)  # it ends, or it waits for the lock of ``barred``
 
     monkeypatch.setattr(Book, "transaction", transaction)
-    assert not names.barred("k1")
+    assert not names.barred()
     barring[0].join()
-    assert names.barred("k1")
+    assert names.barred() == {"k1": "ann"}

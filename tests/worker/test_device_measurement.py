@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 
 from farflung.engines import ComputeDevice, DeviceReport
+from farflung.engines.isolation import open_engine
 from farflung.errors import InputError
-from farflung.worker.device_measurement import measure_device
+from farflung.worker.device_measurement import MeasuredDevice, measure_device
+from farflung.worker.options import WorkerOptions
 
 CPU = ComputeDevice(name="cpu", cores=8)
 GPU = ComputeDevice(name="cuda:0", model="NVIDIA RTX 4090", memory=24_000_000_000)
@@ -51,6 +54,15 @@ def test_auto_falls_back_to_the_cpu_and_says_why() -> None:
             "device: cpu, 8 cores",
         ],
     )
+
+
+def test_a_worker_offers_at_most_the_memory_of_its_device() -> None:
+    said: list[str] = []
+    options = WorkerOptions(device="cpu", memory=1e14)
+    found = MeasuredDevice(open_engine("off", said.append, name="reference"), options, said.append)
+    assert found.offer["memory"] == found.at_most(1e14) == psutil.virtual_memory().total
+    assert found.at_most(1.0) == 1.0
+    assert "the limit of 100 TB is more than all memory of cpu; change it with farflung limit --memory" in said
 
 
 def test_a_device_that_was_named_is_not_replaced() -> None:

@@ -62,6 +62,18 @@ def test_a_damaged_file_ends_no_worker(owned: Owned) -> None:
     assert warning.endswith("delete it to begin anew")
 
 
+def test_the_log_says_when_a_pause_begins_and_ends(owned: Owned) -> None:
+    watching = threading.Thread(target=owned.service.watch, daemon=True)
+    watching.start()
+    for paused in (True, False):
+        owned.limits.change(paused=paused)
+        until(lambda paused=paused: owned.member()["paused"] is paused)  # type: ignore[misc]
+    owned.service.stop()
+    watching.join(30)
+    lines = [line for line in owned.said if "paused" in line]
+    assert lines == ["paused: its runs continue on other workers", "no longer paused"]
+
+
 def test_a_full_disk_does_not_undo_what_the_owner_wants(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
     read, polls = OwnerLimitsFile.read, threading.Semaphore(0)
 

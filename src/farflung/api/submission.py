@@ -135,8 +135,8 @@ def check_data(bundle: Bundle, base: Path) -> None:
         base: the job file's folder: a tokenizer that lies there too is compared with the model's vocabulary.
 
     Raises:
-        InputError: an input of the model has no field, or the vocabulary is too small.
-        DataError: shapes or element types do not fit.
+        InputError: an input of the model has no field.
+        DataError: shapes or element types do not fit, or the vocabulary is too small.
     """
     job = bundle.job
     check_fit(job.data, bundle.graph, base, evaluates=bundle.eval_graph is not None)

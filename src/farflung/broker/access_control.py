@@ -106,6 +106,8 @@ class AccessControl:
             raise SecurityError("only the broker's owner may kick a member: use a ticket of scope owner")
         name = request.name
         key, ticket, _ = self._names.binding(name)
+        if request.undo:  # the name may be free again, or belong to another key, since its key was barred
+            key = next((barred for barred, under in self._names.barred().items() if under == name), key)
         if not key:
             raise InputError(f"nobody has joined under the name {name!r:.80}: farflung status lists the workers")
         if request.undo:
@@ -123,5 +125,11 @@ class AccessControl:
         Raises:
             SecurityError: it was.
         """
-        if self._names.barred(key):
-            raise SecurityError(f"{name!r} was kicked by the broker's owner; ask the owner to run: farflung kick {name} --undo")
+        barred = self._names.barred().get(key)
+        if barred is not None:
+            who = (
+                f"{name!r} was kicked by the broker's owner"
+                if name == barred
+                else f"the key of {name!r} was kicked as {barred!r}"
+            )
+            raise SecurityError(f"{who}; ask the broker's owner to run: farflung kick {barred} --undo")

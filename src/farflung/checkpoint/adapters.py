@@ -21,7 +21,7 @@ from farflung.checkpoint.export import export_file
 from farflung.checkpoint.reader import CheckpointReader
 from farflung.checkpoint.safetensors import Array
 from farflung.checkpoint.store import write_file
-from farflung.errors import CheckpointError
+from farflung.errors import CheckpointError, InputError
 
 __all__ = ["Adapters", "export_adapters"]
 
@@ -97,11 +97,12 @@ def export_adapters(reader: CheckpointReader, folder: str | Path) -> Path:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json`` for ``PeftModel.from_pretrained``; returns the folder.
 
     Raises:
-        CheckpointError: the checkpoint has no adapters, or the export fails.
+        InputError: the checkpoint has no adapters.
+        CheckpointError: the export fails.
     """
     adapters = Adapters.of(reader)
     if adapters is None:
-        raise CheckpointError("the checkpoint has no adapters (set lora_rank among the recipe's arguments): export it whole")
+        raise InputError("the checkpoint has no adapters (set lora_rank among the recipe's arguments): export it whole")
     names = {state: _name_for_peft(state) for state in reader.manifest.states if adapters.is_adapter(state)}
     place = Path(folder)
     export_file(reader, place / "adapter_model.safetensors", names=names, aliases=False, only=names)

@@ -38,7 +38,7 @@ class CheckpointReader:
         store = CheckpointStore(folder)
         manifest = store.latest() if step is None else store.manifest(step)
         if manifest is None:
-            raise CheckpointError(f"{folder} holds no whole checkpoint: check the folder, or start without checkpoint.resume")
+            raise CheckpointError(f"{folder} holds no whole checkpoint: name a run, or a folder, that has one")
         place = store.path(manifest.step)
         return cls(manifest, lambda shard: FileBlob(place / shard.file))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from farflung.errors import InputError
 from farflung.security import Ticket
+from farflung.security.certificates import public_key_bytes
 from farflung.security.files import make_private_folder, write_private
 from farflung.security.user_home import home, own_key
 
@@ -25,6 +27,7 @@ __all__ = [
     "run_folder",
     "ticket_file",
     "worker_log",
+    "worker_name",
 ]
 
 
@@ -98,5 +101,16 @@ def drop_ticket(ticket: Ticket, folder: Path) -> None:
 
 def default_name(role: str) -> str:
     """Return a member name from this machine's host name and process id."""
-    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "host"
-    return f"{host[:40]}-{role}-{os.getpid()}"
+    return f"{_host()}-{role}-{os.getpid()}"
+
+
+def worker_name(key: bytes) -> str:
+    """Return the default name of this user's worker on this machine: the same at each start, so that its limits apply again.
+
+    The digits at the end depend on the user's ``key``: machines may have equal host names, and a name belongs to one key.
+    """
+    return f"{_host()}-worker-{hashlib.sha256(public_key_bytes(key)).hexdigest()[:6]}"
+
+
+def _host() -> str:
+    return (re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "host")[:40]

@@ -8,7 +8,7 @@ from pathlib import Path
 from farflung.data.base import bind
 from farflung.data.open import open_source
 from farflung.data.tokenizers import BytesTokenizer, FileTokenizer
-from farflung.errors import InputError
+from farflung.errors import DataError
 from farflung.graph.ir import Graph, TensorSpec
 from farflung.job.spec import DataSpec
 
@@ -27,7 +27,7 @@ def check_vocabulary(data: DataSpec, graph: Graph, filled: Collection[str], size
     """See that every embedding that reads one of the placeholders ``filled`` has a row for each of the tokenizer's ``size`` ids.
 
     Raises:
-        InputError: one has not.
+        DataError: one has not.
     """
     for op in graph.ops:
         read = {value.op for value in op.values()} & set(filled)
@@ -35,7 +35,7 @@ def check_vocabulary(data: DataSpec, graph: Graph, filled: Collection[str], size
             continue
         rows = graph.state[next(op.states())].spec.shape[0]
         if rows < size:
-            raise InputError(
+            raise DataError(
                 f"data.tokenizer = {data.tokenizer!r} has {size} ids, the model's vocabulary {rows}: raise the vocabulary in "
                 "model.args, or choose another tokenizer"
             )
@@ -47,8 +47,8 @@ def check_fit(data: DataSpec, graph: Graph, base: Path, *, evaluates: bool = Fal
     with their files. ``evaluates``: samples for an evaluation are needed as well.
 
     Raises:
-        InputError: a placeholder has no field, the vocabulary is too small, or there is nothing to evaluate on.
-        DataError: a field does not fit its placeholder.
+        InputError: a placeholder has no field, or there is nothing to evaluate on.
+        DataError: a field does not fit its placeholder, or the vocabulary is too small.
     """
     if not (data.tokenized or data.kind == "images"):
         return  # arrays say what they are in their files; the caller's own function is checked when it is called

@@ -77,9 +77,9 @@ class ClusterState:
         return [one for one in self.runs.values() if one.expected and one.state is RunState.WAITING]
 
     def left_out(self, run: Run) -> bool:
-        """Return whether a free member was left out of the plan of ``run`` because of its standing, or of a crash."""
+        """Return whether a free member was left out of the plan of ``run`` because of its standing, its data, or a crash."""
         outside = [one for name, one in self.members.items() if name not in run.devices and self.may_take(run.run, one)]
-        return any(run.crashed or self.standing.last(one.name) for one in outside)
+        return any(run.crashed or one.name in run.lacking or self.standing.last(one.name) for one in outside)
 
     def waiting(self) -> list[Run]:
         """Return the runs that wait for workers, in the order of submission."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from farflung.protocol.attempts import Attempts, stale
 from farflung.protocol.cluster_state import ClusterState
 from farflung.protocol.events import (
+    DATA_ERROR,
     ENGINE_CRASHED,
     Command,
     MemberJudged,
@@ -47,6 +48,9 @@ class Conduct:
         culprit, text = self._blame(run, event)
         if text:
             return self._attempts.fail(run, replace(event, cause=text))
+        if run.state is RunState.PREPARING and event.kind == DATA_ERROR:  # a machine without a file is as good as before
+            run.lacking.add(culprit)
+            return self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")
         self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST, source=run.source))
         return [self._judged(run.run, culprit), *self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")]
 
@@ -63,7 +67,8 @@ class Conduct:
         elsewhere = [known for known in alike if known.culprit != culprit and known.reporter != failure.reporter]
         cause = f"worker {culprit}: {event.cause}" + (f" (told by worker {event.name})" if culprit != event.name else "")
         for known in elsewhere:
-            self._state.standing.pardon(known.culprit, LAST, run.source)
+            if known.culprit not in run.lacking:
+                self._state.standing.pardon(known.culprit, LAST, run.source)
         if elsewhere:
             return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
         again = any(known.culprit == culprit for known in alike)

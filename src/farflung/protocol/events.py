@@ -9,6 +9,7 @@ from farflung.errors import FailedBatch
 from farflung.protocol.hybrid.helper_events import AskHelper, HelperGone, HelperMoves
 
 __all__ = [
+    "DATA_ERROR",
     "ENGINE_CRASHED",
     "INPUT_ERROR",
     "PLAN_ERROR",
@@ -57,7 +58,7 @@ __all__ = [
 #: Classes of errors: one without a more precise class, and no plan for the present workers.
 TRAINING_ERROR, PLAN_ERROR = "TrainingError", "PlanError"
 #: An input (the job's topology) does not match the workers; the process in which a worker computes for the run has died.
-INPUT_ERROR, ENGINE_CRASHED = "InputError", "EngineCrashed"
+INPUT_ERROR, DATA_ERROR, ENGINE_CRASHED = "InputError", "DataError", "EngineCrashed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class RunQueue:
         choices = [
             [one.name for one in free if not (self._suspect(run, one.name) or one.offer.host in broken)],
             [one.name for one in free if not self._suspect(run, one.name)],
-            [one.name for one in free if one.name not in run.suspects],
+            [one.name for one in free if one.name not in run.suspects | run.lacking],
             [one.name for one in free],
         ]
         for names in choices:
@@ -88,7 +88,7 @@ class RunQueue:
         return tuple(one.name for one in found)
 
     def _suspect(self, run: Run, name: str) -> bool:
-        return name in run.suspects or self._state.standing.last(name)
+        return name in run.suspects | run.lacking or self._state.standing.last(name)
 
     def _assign(self, run: Run, members: tuple[str, ...]) -> MakePlan:
         run.expected, run.expected_names, run.refused = 0, frozenset(), frozenset()

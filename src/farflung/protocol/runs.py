@@ -53,6 +53,8 @@ class Run:
     crashed: list[tuple[str, str]] = field(default_factory=list)
     #: New steps since a worker's process died last.
     steps_since_crash: int = 0
+    #: The workers that could not read the data of the job: the next attempt is made by others where possible.
+    lacking: set[str] = field(default_factory=set)
     #: worker -> how often it was late in this run
     late: dict[str, int] = field(default_factory=dict)
     #: Whether there was a plan for it once.

@@ -183,6 +183,16 @@ def parse_key(pem: bytes, where: object) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def public_key_bytes(key_pem: bytes) -> bytes:
+    """Return the public part of a private key, in the form whose hash is a ``key_fingerprint``.
+
+    Raises:
+        SecurityError: the key is not usable.
+    """
+    public = parse_key(key_pem, "the member's key").public_key()
+    return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def parse_certificate(pem: bytes, where: object) -> x509.Certificate:
     """The certificate in ``pem``; ``where`` names its source in the error."""
     try:

@@ -7,7 +7,7 @@ that key renews it. So names that nobody uses any more become free, and the file
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +52,9 @@ class NameBook:
         self._unwritten: dict[str, Binding] = {}
         self._numbers: dict[str, int] = {}
         self._full = False
-        #: The barred keys (None: they must be read again). Only this process bars keys.
-        self._barred: frozenset[str] | None = None
+        #: The barred keys, each with the name under which it was barred (None: they must be read again). Only this process
+        #: bars keys.
+        self._barred: Mapping[str, str] | None = None
         with self._book.transaction() as book:
             book.execute(_GENERATIONS)
             book.execute(_BARRED)
@@ -116,13 +117,13 @@ class NameBook:
                 book.execute("DELETE FROM barred WHERE key = ?", (key,))
             self._barred = None
 
-    def barred(self, key: str) -> bool:
-        """Whether ``key`` was barred."""
+    def barred(self) -> Mapping[str, str]:
+        """Return the name under which each barred key was barred, by key."""
         with self._lock:  # else what was read before ``bar`` could be stored after it
             if self._barred is None:
                 with self._book.transaction() as book:
-                    self._barred = frozenset(str(row[0]) for row in book.execute("SELECT key FROM barred"))
-            return key in self._barred
+                    self._barred = {str(key): str(name) for key, name in book.execute("SELECT key, name FROM barred")}
+            return self._barred
 
     def free(self, name: str) -> None:
         """Whoever joins next under ``name`` may have it (whoever has a certificate keeps it until it ends).

@@ -10,7 +10,7 @@ import uvicorn
 
 from farflung.api.submission import send_weights
 from farflung.client.connection import Client
-from farflung.errors import InputError
+from farflung.errors import InputError, Stopped
 from farflung.serving.app import ServedApi, make_app
 from farflung.serving.model import ServedModel
 from farflung.serving.service import Service
@@ -33,10 +33,10 @@ def listen(address: str, key: str) -> socket.socket:
 
 
 def serve_model(client: Client, model: ServedModel, listening: socket.socket, key: str, say: Callable[[str], None]) -> None:
-    """Submit ``model`` and answer requests until Ctrl-C.
+    """Submit ``model`` and answer requests until Ctrl-C, or until somebody stops the run.
 
     Raises:
-        FarflungError: the run has ended: nobody can serve the model any more.
+        FarflungError: the run has failed: nobody can serve the model any more.
     """
     send_weights(client, model.bundle)
     service = Service(client, model.bundle, model.settings, say)
@@ -66,5 +66,7 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
             server.run(sockets=[listening])
         if service.ended is not None:
             raise service.ended
+    except Stopped as over:
+        say(str(over))
     finally:
         service.close()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from farflung.client.connection import Client
 from farflung.client.planned_run import PlannedRun
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FarflungError, InputError, TrainingError, WireError
+from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError, WireError
 from farflung.messages.data import PeerHello
 from farflung.messages.schema import Channel
 from farflung.messages.serving import DrawItem, ServedBatch, ServedTokens
@@ -180,9 +180,9 @@ class Service:
                     self._log(message.text)
                 case Result(result=result):
                     found = RunResult.from_json(result)
-                    self._end(
-                        self._client.failure(self._bundle.run, f"the model is not served any more: {found.cause or found.status}")
-                    )
+                    text = f"the model is not served any more: {found.cause or found.status}"
+                    by_request = found.status == "stopped"
+                    self._end(Stopped(text) if by_request else self._client.failure(self._bundle.run, text))
 
     def _begin(self, planned: PlannedRun) -> None:
         """All workers are prepared: send the prefixes of all requests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -17,12 +18,14 @@ from farflung.errors import InputError
 from farflung.extras import ENGINE_LIBRARIES
 from farflung.messages.versions import own_versions
 from farflung.transports.addresses import host_id
+from farflung.units import Bytes
 from farflung.worker.options import WorkerOptions
 
 __all__ = ["MeasuredDevice", "measure_device", "open_device"]
 
 #: The share of the free memory that training may use by default.
 _MEMORY_SHARE = 0.8
+_REMEDY = "change it with farflung limit --memory"
 
 
 class MeasuredDevice:
@@ -43,14 +46,19 @@ class MeasuredDevice:
             free = psutil.virtual_memory().available if chosen.kind == "cpu" else report.free_bytes
             memory = _MEMORY_SHARE * free
         self.engine, self.name, self._peak = engine, chosen.name, peak
+        installed = psutil.virtual_memory().total if chosen.kind == "cpu" else chosen.memory
+        #: All memory of the device, in bytes (infinite: not known).
+        self._installed = float(installed) or math.inf
+        if memory > self._installed:
+            log(f"the limit of {Bytes(memory).written(3)} is more than all memory of {chosen.name}; {_REMEDY}")
         #: What ``Engine.share`` compares with.
         self._reference = report.reference_seconds
         support = engine.support(chosen.name)
         log(f"engine: {engine.version()} ({', '.join(support.precisions)})")
         self._offer: Mapping[str, Any] = MappingProxyType(
             {
-                "memory": memory,
-                **({"installed": psutil.virtual_memory().total} if chosen.kind == "cpu" else {}),
+                "memory": self.at_most(memory),
+                **({"installed": installed} if chosen.kind == "cpu" else {}),
                 "kind": chosen.kind,
                 "description": report.name,
                 "host": host_id(),
@@ -69,6 +77,10 @@ class MeasuredDevice:
     def offer(self) -> Mapping[str, Any]:
         """What the broker plans with."""
         return self._offer
+
+    def at_most(self, memory: float) -> float:
+        """Return ``memory`` in bytes, or all memory of the device if that is less: planners must not count on more."""
+        return min(memory, self._installed)
 
     @property
     def speed(self) -> dict[str, Any]:

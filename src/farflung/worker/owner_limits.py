@@ -6,11 +6,13 @@ folder, so who may write it is whom the machine belongs to; no network and no ti
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,16 +109,32 @@ class OwnerLimitsFile:
         Raises:
             InputError: another process of this machine is the worker of this name.
         """
-        stored = self.read()
-        if stored.pid not in (0, os.getpid()) and _runs(stored.pid):
-            raise InputError(f"a worker called {self.name!r} runs here already (process {stored.pid}); choose another --name")
         given = {key: value for key, value in limits.items() if value is not None}
-        return self.change(pid=os.getpid(), parting="", **given)
+        with _locked(self.path.parent):
+            if self._belongs_to_another:
+                pid = self.read().pid
+                raise InputError(f"a worker called {self.name!r} runs here already (process {pid}); choose another --name")
+            return self.change(pid=os.getpid(), parting="", **given)
+
+    @classmethod
+    def claim(cls, folder: Path, name: str) -> OwnerLimitsFile:
+        """Make this process the worker ``name``, or ``name-2`` and so on if the names before belong to workers that run."""
+        with _locked(folder):
+            names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+            found = next(one for one in (cls(folder, name) for name in names) if not one._belongs_to_another)
+            found.change(pid=os.getpid())
+            return found
 
     def end(self) -> None:
         """This process is the worker no more."""
         with suppress(DiskFull, InputError):  # the process's number is checked by whoever reads it
             self.change(pid=0, parting="")
+
+    @property
+    def _belongs_to_another(self) -> bool:
+        """Whether another process of this machine is the worker of this name."""
+        pid = self.read().pid
+        return pid not in (0, os.getpid()) and _runs(pid)
 
     @property
     def runs(self) -> bool:
@@ -134,6 +152,15 @@ def minute_of_day() -> int:
     """By this machine's own clock."""
     now = local_time(wall_time())
     return now.tm_hour * 60 + now.tm_min
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time take a name."""
+    make_private_folder(folder)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _minutes(hours: str) -> tuple[int, int]:

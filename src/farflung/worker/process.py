@@ -214,7 +214,8 @@ class Worker:
         ``bandwidth`` (bytes per second; None: no limit)."""
         memory, rate = limits.get("memory"), limits.get("bandwidth")
         if isinstance(memory, (int, float)):
-            self._services.budget.total = max(_LEAST_BUDGET, int(memory))
+            limits = {**limits, "memory": self._device.at_most(memory)}
+            self._services.budget.total = max(_LEAST_BUDGET, int(limits["memory"]))
         self._services.links.limit_rate(rate if isinstance(rate, (int, float)) else None)
         self.session.announce(limits)
 

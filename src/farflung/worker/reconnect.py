@@ -147,10 +147,13 @@ class Service:
         while not self._leaving.wait(_POLL_SECONDS):
             wanted = self._wanted(self._limits)
             with self._lock:
-                worker, changed = self._worker, wanted != self._polled
+                worker, before = self._worker, self._polled
+                changed = wanted != before
                 if changed:
                     self._polled = self._reported = wanted
             if changed and worker is not None:
+                if wanted.get("paused") != before.get("paused"):
+                    self._say("paused: its runs continue on other workers" if wanted.get("paused") else "no longer paused")
                 worker.announce(wanted)
 
     def _wanted(self, limits: OwnerLimitsFile) -> dict[str, Any]:

@@ -155,8 +155,9 @@ class TrainingRun(RunPart):
         (executor.serving or executor).run()
         services = self._services
         _log_links(executor.setup.peers, services.links.endpoint.statistics(), services.log)
-        services.log(f"run {self.run}: finished on this worker")
-        services.report(Ended(run=self.run, attempt=self.attempt, whole=executor.step >= executor.setup.job.steps))
+        whole = executor.step >= executor.setup.job.steps
+        services.log(f"run {self.run}: {'finished' if whole else f'ended after step {executor.step}'} on this worker")
+        services.report(Ended(run=self.run, attempt=self.attempt, whole=whole))
 
     def _prepare(self) -> Executor:
         """Open the stages with their first states, and report that this worker is ready."""

@@ -136,7 +136,7 @@ def test_a_job_that_fits_is_not_refused_though_its_data_are_elsewhere(tmp_path: 
             InputError,
             "data.fields names 'words', but the model's inputs are tokens",
         ),
-        ({"tokenizer": "big.json"}, {}, InputError, "'big.json' has 300 ids, the model's vocabulary 256: raise the vocabulary"),
+        ({"tokenizer": "big.json"}, {}, DataError, "'big.json' has 300 ids, the model's vocabulary 256: raise the vocabulary"),
     ],
 )
 def test_what_does_not_fit_is_found_here(
@@ -158,7 +158,7 @@ def test_the_commands_look_before_they_submit(tmp_path: Path, capsys: pytest.Cap
     )
     with pytest.raises(SystemExit) as over:
         main(["plan", str(job), "--topology", "homogeneous-2"])
-    assert over.value.code == InputError.exit_code
+    assert over.value.code == DataError.exit_code
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("farflung: data.tokenizer = 'bytes' has 256 ids, the model's vocabulary 100: raise the vocabulary")
 

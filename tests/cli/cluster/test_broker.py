@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,13 @@ def test_tickets_are_kept_out_of_the_journal(tmp_path: Path, journal: bool) -> N
             process.wait(PATIENCE)
     assert ("farflung1-" in text) is not journal
     assert (f"farflung ticket issue --scope submit --home {tmp_path / 'b'}" in text) is journal
+
+
+def test_a_port_of_the_dashboard_that_is_taken_is_found_before_tickets_are_printed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "farflung", "broker", "--listen", "127.0.0.1:0", "--home", str(tmp_path / "b")]
+        ended = subprocess.run([*command, "--web", f"127.0.0.1:{port}"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert f"127.0.0.1:{port}" in ended.stderr
+    assert "farflung1-" not in ended.stdout

@@ -172,6 +172,4 @@ def test_what_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is no broker's folder" in err
     code, _, err = typed(capsys, "restore", str(tmp_path / "b.tar"), "--home", str(tmp_path / "new"))
     assert code == 2
-    assert err == (
-        f"farflung: {tmp_path}/b.tar is no whole backup of a broker: No such file or directory; make one with farflung backup\n"
-    )
+    assert err == (f"farflung: {tmp_path}/b.tar is no file: name a file of farflung backup\n")

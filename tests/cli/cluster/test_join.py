@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from pathlib import Path
 
 import pytest
 
+from farflung.cli.home import worker_name
 from farflung.cli.main import main
 from farflung.security import Ticket
+from farflung.security.certificates import new_key
 
 TICKET = str(
     Ticket(scope="join", addresses=("127.0.0.1:9",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
@@ -48,3 +52,12 @@ def test_a_region_that_no_page_could_show(tmp_path: Path, capsys: pytest.Capture
     assert refused(capsys, tmp_path, "--region", region) == (
         f"farflung: --region takes at most 100 printable characters, got {region!r:.40}: choose a short name"
     )
+
+
+def test_the_default_name_is_the_same_at_each_start_and_differs_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines may have equal host names, and a name belongs to one key."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "Attic.example.org")
+    key, other = new_key(), new_key()
+    assert re.fullmatch(r"attic-worker-[0-9a-f]{6}", worker_name(key))
+    assert worker_name(key) == worker_name(key)
+    assert worker_name(key) != worker_name(other)

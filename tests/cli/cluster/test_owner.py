@@ -234,3 +234,14 @@ def test_several_workers_are_listed(home: Path, capsys: pytest.CaptureFixture[st
         OwnerLimitsFile(home / "home" / "members", name).begin({})
     code, _, err = run(capsys, "leave")
     assert (code, err) == (2, "farflung: 2 workers run on this machine (attic, cellar): name one, e.g. farflung leave attic\n")
+
+
+def test_a_worker_that_joins_says_its_stored_limits_and_the_commands_that_change_them(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    OwnerLimitsFile(home / "home" / "members", "attic").change(paused=True, memory=4e9)
+    code, out, _ = run(capsys, "join", str(TICKET), "--name", "attic", "--retry", "0 s")
+    assert code != 0
+    assert out.splitlines()[0] == (
+        "attic: paused, memory 4 GB; farflung resume ends the pause, and farflung limit changes the limits"
+    )

@@ -93,6 +93,9 @@ def test_an_unknown_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     code, _, err = status(monkeypatch, capsys, "run-9")
     assert code == 2
     assert err == "farflung: there is no run 'run-9'; known runs: run-1, run-2, run-3\n"
+    code, _, err = status(monkeypatch, capsys, "attic")
+    assert code == 2
+    assert err == "farflung: 'attic' is a worker, not a run: farflung status shows the workers, farflung logs attic its log\n"
 
 
 def test_a_worker_is_shown_with_what_its_warm_up_found(

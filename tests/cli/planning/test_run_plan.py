@@ -67,3 +67,4 @@ def test_what_is_neither_a_job_nor_a_run_is_an_error(trained: Path, tmp_path: Pa
     code, _, err = run(["plan", job], capsys)
     assert code == 2
     assert "a job file needs a topology to plan for: add --topology FILE or --topology PRESET" in err
+    assert err.endswith("(farflung profile --save FILE measures your workers)\n")

@@ -150,7 +150,7 @@ def test_export_needs_what_it_needs(broker: Path, tmp_path: Path, capsys: pytest
     assert code == 2
     assert "is not one of the transformers library" in err
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--adapters"], capsys)
-    assert code == 11
+    assert code == 2
     assert "has no adapters" in err
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--step", "3"], capsys)
     assert code == 11
@@ -158,6 +158,16 @@ def test_export_needs_what_it_needs(broker: Path, tmp_path: Path, capsys: pytest
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--adapters", "--transformers"], capsys)
     assert code == 2
     assert "choose one" in err
+
+
+@pytest.mark.parametrize("more", [(), ("--transformers",), ("--adapters",)])
+def test_an_export_makes_no_folder_above_its_target(
+    broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    target = tmp_path / "none" / "x"
+    code, _, err = run(["checkpoint", "export", "run-1", target, *more], capsys)
+    assert (code, err) == (2, f"farflung: {target} can't be written: No such file or directory; choose another file\n")
+    assert not target.parent.exists()
 
 
 def test_adapters_merged_and_alone(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

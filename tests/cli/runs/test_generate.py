@@ -122,7 +122,8 @@ def test_runs_that_write_no_text(home: Path, capsys: pytest.CaptureFixture[str])
     assert err.endswith("runs there: run-1\n")
     empty = home.with_name("run-3")
     (empty / "checkpoints").mkdir(parents=True)
-    assert "holds no whole checkpoint" in run(capsys, "run-3", "--prompt", "a")[2]
+    err = run(capsys, "run-3", "--prompt", "a")[2]
+    assert err.endswith("run-3/checkpoints holds no whole checkpoint: name a run, or a folder, that has one\n")
     checkpoint(home.with_name("run-4"), 1, model={"recipe": "cnn"})
     code, _, err = run(capsys, "run-4", "--prompt", "a")
     assert (code, err) == (

@@ -97,6 +97,8 @@ def test_a_run_is_handed_over_and_no_step_is_made_again(
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
     assert f"{recovery.cause}; other workers take over its part" in notes
+    (ended,) = [line for line in cluster.said["b"] if line.endswith(" on this worker")]
+    assert re.search(r": ended after step \d+ on this worker$", ended)
 
 
 def test_who_drains_ends_its_run_first(place: Path, tmp_path: Path, truth: Finished) -> None:

@@ -273,3 +273,5 @@ def test_a_finished_run_is_shown_without_a_broker(cluster: Cluster, browser: Any
         assert visitor.page.locator("h1").inner_text() == "watched <b>run</b>"
         assert visitor.page.get_by_role("button", name="Stop").count() == 0
         assert visitor.problems == []
+    shown.kill(signal.SIGINT)
+    assert shown.ends() == 0, shown.text

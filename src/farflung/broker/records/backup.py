@@ -14,7 +14,7 @@ import secrets
 import shutil
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from farflung.broker.replication.folder_copy import copied_files, database_bytes
 from farflung.errors import DataError, InputError
@@ -71,6 +71,8 @@ def restore(source: Path, home: Path) -> BackupSummary:
         InputError: there is something in ``home``, or ``source`` is no whole backup; nothing has changed.
         DataError: a file can't be written.
     """
+    if not source.is_file():
+        raise InputError(f"{source} is no file: name a file of farflung backup")
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise InputError(f"{home} is not empty: move it away, or choose another folder with --home")
     make_private_folder(home.parent)
@@ -78,21 +80,41 @@ def restore(source: Path, home: Path) -> BackupSummary:
     make_private_folder(temporary)
     try:
         with tarfile.open(source, "r:") as archive:
-            archive.extractall(temporary, filter="data")
+            for entry in archive:
+                _extract(archive, entry, temporary)
         end = json.loads((temporary / _END).read_bytes())
         summary = BackupSummary(files=int(end["files"]), size=Bytes(end["size"]), runs=int(end["runs"]))
         (temporary / _END).unlink()
         if home.exists():
             home.rmdir()
         temporary.replace(home)
-    except (tarfile.TarError, EOFError, KeyError, ValueError, TypeError, FileNotFoundError) as error:
-        why = error.strerror if isinstance(error, OSError) and not source.exists() else "it is damaged or was cut off"
-        raise InputError(f"{source} is no whole backup of a broker: {why}; make one with farflung backup") from None
+    except (tarfile.TarError, EOFError, KeyError, ValueError, TypeError, FileNotFoundError):
+        why = "it is damaged or was cut off; make one with farflung backup"
+        raise InputError(f"{source} is no whole backup of a broker: {why}") from None
     except OSError as error:
         raise DataError(f"cannot restore {home}: {error.strerror}; {remedy_of(error) or 'choose another folder'}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return summary
+
+
+def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
+    """Write a file of a backup below ``folder``.
+
+    ``TarFile.extractall(filter="data")`` is no option: Python 3.11.0 to 3.11.3 do not have it.
+
+    Raises:
+        ValueError: the entry is no file, or leads out of ``folder``.
+    """
+    place = PurePosixPath(entry.name)
+    if not entry.isreg() or place.is_absolute() or ".." in place.parts:
+        raise ValueError(entry.name)
+    target = folder / place
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = archive.extractfile(entry)
+    assert data is not None, "a regular file has data"
+    with data, open(target, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        shutil.copyfileobj(data, file)
 
 
 def _write(archive: tarfile.TarFile, home: Path, *, checkpoints: bool) -> BackupSummary:

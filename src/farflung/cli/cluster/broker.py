@@ -108,12 +108,13 @@ def broker(
         if leadership is not None:
             leadership.start()
         observed.enter_context(observed_broker(served, metrics, typer.echo))
+        dashboard = None if no_web else open_dashboard(place, web, say)  # before tickets are printed: its port may be taken
         typer.echo(f"broker at {served.address} (members: port {served.member_port}), tickets valid for {valid}")
         if verbose and (congestion := congestion_control()):
             typer.echo(congestion)
         console.invite()
         typer.echo(f"\nTo submit a job from this machine:\n  farflung submit JOB.toml{console.here}")
-        if not no_web and (dashboard := open_dashboard(place, web, say)) is not None:
+        if dashboard is not None:
             typer.echo(dashboard.invitation(secret=no_tickets))
         typer.echo("\nPress Ctrl-C to stop the broker.")
         wait_for_end(over, served, console.invite)

@@ -15,7 +15,7 @@ import typer
 
 from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
-from farflung.cli.home import default_name, members_folder, own_key, worker_log
+from farflung.cli.home import members_folder, own_key, worker_log, worker_name
 from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
 from farflung.telemetry.activity import Activity
@@ -27,6 +27,7 @@ from farflung.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from farflung.launchers.spot_notices import SpotNotices
+    from farflung.worker.owner_limits import OwnerLimits
     from farflung.worker.reconnect import Service
 
 __all__ = ["register"]
@@ -111,18 +112,17 @@ def join(
         isolation=_known_isolation(isolation),
         region=_checked_region(region),
     )
-    own = name or (default_name("worker").rpartition("-")[0] if service else default_name("worker"))
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
         given |= {"--metrics": metrics, "--spot-notices": spot_notices}
-        _write_service(own, str(invitation), options, given, user=user)
+        _write_service(name or worker_name(key), str(invitation), options, given, user=user)
         return
-    limits = OwnerLimitsFile(members_folder(), own)
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
-    stored = limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
-    if str(stored) != "no limits":
-        typer.echo(f"{own}: {stored} (farflung limit, farflung resume)")
+    folder = members_folder()
+    limits = OwnerLimitsFile(folder, name) if name else OwnerLimitsFile.claim(folder, worker_name(key))
+    own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
+    _tell_limits(own, stored)
     certificate = members_folder() / f"{own}.certificate"
     writer, shown = LogWriter(), timed_log(verbose=verbose)
 
@@ -150,6 +150,13 @@ def join(
             writer.write(worker_log(own), f"ended: {error}")
             raise
     typer.echo(f"{own}: left")
+
+
+def _tell_limits(own: str, stored: OwnerLimits) -> None:
+    """Print the limits of the worker ``own``, if there are any, and the commands that change them."""
+    if str(stored) != "no limits":
+        pause = "farflung resume ends the pause, and " if stored.paused else ""
+        typer.echo(f"{own}: {stored}; {pause}farflung limit changes the limits")
 
 
 def _spot_notices(cloud: str | None) -> SpotNotices | None:

@@ -48,7 +48,7 @@ def status(
     assert isinstance(members, list)
     assert isinstance(runs, list)
     if run is not None:
-        _show_run(run, runs, as_json=as_json)
+        _show_run(run, runs, [str(one["name"]) for one in members], as_json=as_json)
         return
     if as_json:
         typer.echo(json.dumps(header, indent=1))
@@ -137,8 +137,10 @@ def _short(run: Mapping[str, Any]) -> str:
     return f"{before}{begin.rstrip(' ,;:')}... (see: status {run['run']})"
 
 
-def _show_run(name: str, runs: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+def _show_run(name: str, runs: Sequence[Mapping[str, Any]], workers: Sequence[str], *, as_json: bool) -> None:
     found = next((run for run in runs if run["run"] == name), None)
+    if found is None and name in workers:
+        raise InputError(f"{name!r} is a worker, not a run: farflung status shows the workers, farflung logs {name} its log")
     if found is None:
         known = ", ".join(str(run["run"]) for run in runs[-8:]) or "none"
         raise InputError(f"there is no run {name!r}; known runs: {known}")

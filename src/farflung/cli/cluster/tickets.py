@@ -11,7 +11,7 @@ from farflung.cli.home import known_broker
 from farflung.cli.options import HomeOption, JsonOption, answer, echo_json, quantity
 from farflung.clock import wall_time
 from farflung.errors import InputError
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 
 __all__ = ["register"]
 
@@ -48,8 +48,10 @@ def issue(
     where = address or _known_address(place)
     ticket = book.issue(scope, addresses=where.split(), fingerprint=fingerprint, now=wall_time(), validity=validity)
     AuditLog(place, wall_time).write("ticket issued", ticket=ticket.ticket_id, scope=scope)
-    known = {"ticket": str(ticket), "scope": scope, "address": where, "valid_seconds": float(validity)}
+    known = {"id": ticket.ticket_id, "ticket": str(ticket), "scope": scope, "address": where, "valid_seconds": float(validity)}
     answer(str(ticket), known, as_json=as_json)
+    if not as_json:
+        typer.echo(f"id {ticket.ticket_id}; farflung ticket revoke {ticket.ticket_id} revokes it", err=True)
 
 
 def _known_address(place: Path) -> str:
@@ -73,16 +75,21 @@ def list_tickets(
     folder: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List all tickets with their state."""
+    """List all tickets with their state, and how many members joined with each."""
+    from farflung.security.name_book import NameBook
     from farflung.security.ticket_book import TicketBook
     from farflung.security.tickets import describe_time
 
-    rows = []
-    for record in TicketBook(known_broker(folder) / "tickets.sqlite").list():
+    rows, place = [], known_broker(folder)
+    names = NameBook(place / "names.sqlite")
+    for record in TicketBook(place / "tickets.sqlite").list():
+        members = names.names_of(record.ticket_id)
         state = "revoked" if record.revoked else "expired" if record.expires <= wall_time() else "valid"
-        rows.append({"id": record.ticket_id, "scope": record.scope, "state": state, "expires": record.expires})
+        row = {"id": record.ticket_id, "scope": record.scope, "state": state, "expires": record.expires, "members": members}
+        rows.append(row)
         if not as_json:
-            typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {describe_time(record.expires)}")
+            until = describe_time(record.expires)
+            typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {until}  {counted(members, 'member')}")
     if as_json:
         echo_json(rows)
 

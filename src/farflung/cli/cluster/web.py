@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -35,7 +36,7 @@ def web(
     ] = None,
     owner: Annotated[int | None, typer.Option("--socket", hidden=True, help="A socket that listens; for the broker.")] = None,
 ) -> None:
-    """Show runs and machines in a browser. If the broker serves a dashboard already, print a new link to it.
+    """Show runs and machines in a browser, until Ctrl-C. If the broker serves a dashboard already, print a new link to it.
 
     With --ticket, open the dashboard of a broker on another machine.
     """
@@ -46,14 +47,15 @@ def web(
         require_web()
     elif runs:
         raise InputError("--ticket shows the dashboard of a broker, and run folders are on this machine: leave one of them out")
-    if owner is not None:
-        serve_owned(owner, broker_folder(folder))
-    elif ticket is not None:
-        serve_tunnel(join_broker(ticket, reads=True), parse_ticket(ticket), listen, typer.echo)
-    elif runs:
-        serve_runs([run_folder(run, folder) for run in runs], listen, typer.echo)
-    else:
-        place = broker_folder(folder)
-        if not (place / "authority").is_dir():
-            raise InputError(f"{place} is no broker's folder: start a broker, name its --home, or name run folders to show")
-        serve_broker(place, listen, typer.echo)
+    with suppress(KeyboardInterrupt):  # the normal end
+        if owner is not None:
+            serve_owned(owner, broker_folder(folder))
+        elif ticket is not None:
+            serve_tunnel(join_broker(ticket, reads=True), parse_ticket(ticket), listen, typer.echo)
+        elif runs:
+            serve_runs([run_folder(run, folder) for run in runs], listen, typer.echo)
+        else:
+            place = broker_folder(folder)
+            if not (place / "authority").is_dir():
+                raise InputError(f"{place} is no broker's folder: start a broker, name its --home, or name run folders to show")
+            serve_broker(place, listen, typer.echo)

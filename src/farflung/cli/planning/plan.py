@@ -181,7 +181,10 @@ def _read_case(
         _check_planner(planner)
         spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
     if topology is None:
-        raise InputError("a job file needs a topology to plan for: add --topology FILE or --topology PRESET")
+        raise InputError(
+            "a job file needs a topology to plan for: add --topology FILE or --topology PRESET "
+            "(farflung profile --save FILE measures your workers)"
+        )
     chosen = read_topology(topology)
     spec = with_limits(spec, limits)
     check_limits(chosen, spec.limits)

@@ -20,7 +20,7 @@ from farflung.checkpoint import (
 )
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption, JsonOption, answer, echo_json
+from farflung.cli.options import HomeOption, JsonOption, answer, echo_json, to_write
 from farflung.errors import CheckpointError, FarflungError, InputError
 from farflung.telemetry.activity import Activity
 from farflung.units import Bytes, counted
@@ -191,6 +191,8 @@ def export(
     taken = any(out.iterdir()) if out.is_dir() else out.exists()
     if taken and not force:
         raise InputError(f"{out} exists already: choose another path, or pass --force to overwrite it")
+    if not out.is_dir():
+        to_write(out)
     store, chosen = _find(run, folder, step)
     reader = CheckpointReader.from_folder(store.folder, chosen)
     with Activity() as activity:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
-from farflung.cli.options import HomeOption, JsonOption, echo_json, write_text
+from farflung.cli.options import HomeOption, JsonOption, echo_json, to_write, write_text
 from farflung.errors import InputError
 from farflung.telemetry import ProcessTrace, RunFolder, TimeShares, perfetto, read_traces, time_shares
 from farflung.units import Seconds, counted
@@ -40,6 +40,8 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Show where the time of a run went: computing, transfers, waiting, and the share of hidden transfers."""
+    if target is not None:
+        to_write(target)
     folder = run_folder(run, home)
     traces = read_traces(RunFolder(folder).events)
     if not traces:
