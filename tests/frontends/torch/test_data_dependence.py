@@ -55,13 +55,14 @@ def example_inputs(batch):
 """
 LINE = 20
 BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
+LAYERDROP = "set layerdrop=0 in the configuration: a graph has the same layers in each step"
 LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
 SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
 SHAPE = "keep shapes fixed: torch.where(mask, x, 0) in place of x[mask], or torch.topk with a fixed capacity"
 
 DEPENDENT: dict[str, tuple[str, str]] = {
     "if h.sum() > 0:": ("h = -h", BRANCH),
-    "assert (h == h).all(), (": ("1)", BRANCH),
+    "if h.sum() < (layerdrop := 0.1):": ("h = layerdrop * h", LAYERDROP),
     "while (h.abs() > 1).any():": ("h = h / 2", LOOP),
     "for _ in range(h.argmax()):": ("h = h + 1", LOOP),
     "h = h * h.sum().item() + (": ("1)", SCALAR),

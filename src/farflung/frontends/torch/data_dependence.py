@@ -7,6 +7,7 @@ a dump of its graph and without a line. Here such an operator fails at once, whe
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import re
@@ -15,14 +16,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
+__all__ = ["data_check", "data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
 _BETWEEN = tuple(
@@ -34,6 +35,7 @@ _ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException", "Guard
 
 _SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
 _BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
+_LAYERDROP = "set layerdrop=0 in the configuration: a graph has the same layers in each step"
 _LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
 _SHAPE = "keep shapes fixed: torch.where(mask, x, 0) in place of x[mask], or torch.topk with a fixed capacity"
 
@@ -56,17 +58,44 @@ def no_symbols() -> Iterator[None]:
 
 def data_dependence(error: BaseException) -> str | None:
     """What to report of an export that failed with ``error``, if the reason is that the forward depends on data."""
+    chain = _chain(error)
+    if not chain:
+        return None
+    lines = (user_line(each.__traceback__) for each in chain)
+    line = next((each for each in lines if each is not None), ("the forward", ""))
+    return _report(line, shape=type(chain[0]).__name__ == "DynamicOutputShapeException")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception of torch that says that data are needed, then those that it caused up to ``error``; empty: there is none."""
     chain: list[BaseException] = []
     seen: BaseException | None = error
     while seen is not None and seen not in chain:
         chain.insert(0, seen)
-        kind = type(seen).__name__
-        if kind in _ERRORS or (isinstance(seen, RuntimeError) and ".numpy() is not supported" in str(seen)):
-            lines = (user_line(each.__traceback__) for each in chain)
-            line = next((each for each in lines if each is not None), ("the forward", ""))
-            return _report(line, shape=kind == "DynamicOutputShapeException")
+        if type(seen).__name__ in _ERRORS or (isinstance(seen, RuntimeError) and ".numpy() is not supported" in str(seen)):
+            return chain
         seen = seen.__cause__ or seen.__context__
+    return []
+
+
+def data_check(error: BaseException) -> tuple[CodeType, int] | None:
+    """The code and the line of the ``assert`` statement with which an export failed because it depends on data; None: no such."""
+    for each in _chain(error):
+        frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(each.__traceback__)]
+        outside = [place for place in frames if not is_between(place[0].co_filename)]
+        if outside:
+            code, number = outside[-1]
+            return (code, number) if _in_assert(code.co_filename, number) else None
     return None
+
+
+def _in_assert(file: str, number: int) -> bool:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return False
+    checks = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
+    return any(node.lineno <= number <= (node.end_lineno or node.lineno) for node in checks)
 
 
 def is_between(file: str) -> bool:
@@ -101,6 +130,8 @@ def _report(line: tuple[str, str], *, shape: bool) -> str:
     said = f"{place}: {text} depends on tensor data" if text else f"{place} depends on tensor data"
     if shape:
         remedy = _SHAPE
+    elif re.search(r"layer_?drop|skip_the_layer", text):
+        remedy = _LAYERDROP
     elif re.match(r"(if|elif|assert)\b", text) or " if " in text:
         remedy = _BRANCH
     elif re.match(r"(for|while)\b", text):

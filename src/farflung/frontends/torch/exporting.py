@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
+from farflung.frontends.torch.data_asserts import data_asserts
 from farflung.frontends.torch.data_dependence import data_dependence, no_symbols, user_line
 from farflung.frontends.torch.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
@@ -170,9 +171,16 @@ def run_export(module: nn.Module, example: Example) -> Exported:
     watch = _Watch()
 
     def export() -> Exported:
-        watch.functions.found.clear()
-        program = torch.export.export(module, example.args, dict(example.kwargs), strict=False)
-        return Exported(program, tuple(watch.functions.found))
+        with data_asserts() as leave_out:
+            while True:
+                watch.functions.found.clear()
+                try:
+                    program = torch.export.export(module, example.args, dict(example.kwargs), strict=False)
+                except Exception as error:
+                    if watch.found or not leave_out(error):
+                        raise
+                else:
+                    return Exported(program, tuple(watch.functions.found))
 
     def describe(error: Exception) -> Exception:
         if watch.found:
