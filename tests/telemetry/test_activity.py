@@ -88,13 +88,13 @@ def test_waiting_for_machines_is_shown(caplog: pytest.LogCaptureFixture) -> None
             with TrainingProgress(2, Activity(place)) as progress:
                 progress.waiting("run-1", missing)
                 if place.is_terminal:
-                    assert "run-1: waiting for 2 more workers" in printed(place)
+                    assert "run-1: waiting for 2 more workers: add workers with farflung join" in printed(place)
                 else:
                     assert not printed(place)
     assert [(one.levelname, one.message) for one in caplog.records] == [
-        ("INFO", "run-1 is waiting for 2 more workers"),
-        ("WARNING", "run-1 is waiting for 1 more worker"),
-        ("WARNING", "run-1 is waiting for its turn"),
+        ("INFO", "run-1 is waiting for 2 more workers: add workers with farflung join, or end the run with Ctrl-C"),
+        ("WARNING", "run-1 is waiting for 1 more worker: add workers with farflung join, or end the run with Ctrl-C"),
+        ("WARNING", "run-1 is waiting for its turn, as other runs have the workers, or end the run with Ctrl-C"),
     ]
 
 

@@ -140,8 +140,9 @@ class Callbacks:
         if self.reports is not None:
             self.reports.begin(job, plan)
 
-    def recovered(self, record: RecoveryRecord) -> None:
-        """The run continues after a loss."""
+    def recovered(self, run: str, record: RecoveryRecord) -> None:
+        """``run`` continues after a loss."""
+        self.progress.note(run, str(record))
         if self.reports is not None:
             self.reports.take(record)
 
