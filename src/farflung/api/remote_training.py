@@ -207,7 +207,7 @@ class _Follower:
             except KeyboardInterrupt:
                 self._interrupted = True
                 self.stop()
-                self.records.callbacks.progress.interrupted()
+                self.records.callbacks.progress.interrupted(begun=self.planned is not None)
                 self._over.wait()
         finally:
             self._feeding.end()
