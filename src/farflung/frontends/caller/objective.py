@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,8 @@ class Objective:
         given = {} if metrics is None else metrics
         if isinstance(given, str):
             given = [given]
+        if not isinstance(given, Iterable):
+            raise InputError(f"metrics={given!r:.80} is of the type {type(given).__name__}: pass names, or functions by name")
         found: dict[str, Scored] = {}
         for name in given:
             scored = given[name] if isinstance(given, Mapping) else METRICS.get(name) if isinstance(name, str) else None
