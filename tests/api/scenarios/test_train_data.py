@@ -280,6 +280,7 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         ),
         (SAMPLES, {"batch_size": 0}, r"^batch_size=0: must be a whole number, at least 1$"),
         (SAMPLES, {"batch_size": True}, r"^batch_size=True: must be a whole number, at least 1$"),
+        (loader(), {"metrics": 3}, r"^metrics=3 is of the type int: pass names, or functions by name$"),
         (loader(), {"metrics": "accuracy"}, r"^metrics are computed by evaluations, and there is none: pass evaluate, too$"),
         (
             loader(),
