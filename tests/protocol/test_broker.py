@@ -269,9 +269,9 @@ def test_it_may_even_come_back_and_serve_another_run_meanwhile() -> None:
 def test_a_worker_lost_while_planning_sends_the_run_back_to_wait() -> None:
     made = machine("a", "b")
     made.handle(RunSubmitted(run="r", workers=2))
-    assert made.handle(MemberLost(name="b", cause="dead")) == []
+    assert made.handle(MemberLost(name="b", cause="dead")) == [RunWaits(run="r", missing=1)]
     assert made.runs["r"].state is RunState.WAITING
-    assert drop(made, "a") == [RunWaits(run="r", missing=1)]
+    assert drop(made, "a") == []
     assert made.handle(MemberJoined(name="c", address="c:1", offer=OFFER)) == [MakePlan(run="r", members=("a", "c"), attempt=2)]
     assert made.handle(PlanMade(run="r", attempt=1, devices=("a", "b"))) == [], "the plan for the old workers is not taken"
     assert made.handle(PlanMade(run="r", attempt=2, devices=("c",))) == [PrepareRun(run="r", name="c")]
