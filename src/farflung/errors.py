@@ -3,7 +3,7 @@
 FarflungError
 |- InputError          what the user wrote can't be used (job file, topology, arguments)
 |- CaptureError        a model can't become a graph as it is written
-|- GraphError          a graph is corrupt, too large or uses an operator that is not allowed
+|- GraphError          a graph is corrupt, too large or uses an operator that is not allowed; or an operator failed on a batch
 |- PlanError           no plan exists under the constraints (says which device lacks how much)
 |- CodecError          a payload can't be encoded or decoded
 |- WireError           a frame or message is truncated, oversized or malformed

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
 __all__ = ["first_line", "translated"]
 
+_LOG = logging.getLogger("farflung")
 #: Characters of an error's text that are quoted.
 _LONGEST = 300
 
 
 @contextmanager
-def translated(describe: Callable[[Exception], Exception]) -> Iterator[None]:
+def translated(describe: Callable[[Exception], Exception], *, chained: bool = True) -> Iterator[None]:
     """Raise ``describe(error)`` in place of an ``error`` of the block; ``describe`` may return ``error`` itself.
+
+    ``chained``: whether a traceback shows ``error``, too. Otherwise the log ``farflung`` has it at level DEBUG.
 
     Callers keep the block small: a defect of ours inside would be described as one of the foreign code.
     """
@@ -24,7 +28,10 @@ def translated(describe: Callable[[Exception], Exception]) -> Iterator[None]:
         found = describe(error)
         if found is error:
             raise
-        raise found from error
+        if chained:
+            raise found from error
+        _LOG.debug("%s", found, exc_info=error)
+        raise found from None
 
 
 def first_line(error: BaseException) -> str:

@@ -150,6 +150,12 @@ def test_refusals(tmp_path: Path, text: str, message: str) -> None:
     assert message in refused(tmp_path, text)
 
 
+def test_a_value_that_only_programs_set_is_not_proposed(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('steps = 1\n[schedule]\nname = "cosin"\n')
+    with pytest.raises(InputError, match=r"name = 'cosin': must be 'constant', .*'one_cycle' or 'inverse_sqrt'$"):
+        load_job(tmp_path / "job.toml")
+
+
 def test_many_errors_are_one_line(tmp_path: Path) -> None:
     text = refused(tmp_path, "a = 1\nb = 2\nc = 3\nd = 4\n" + MINIMAL)
     assert text.count("unknown key") == 3

@@ -32,6 +32,7 @@ from farflung.protocol.events import (
     RunPrepared,
     RunRestored,
     RunSubmitted,
+    RunWaits,
     StartRun,
     StopRequested,
     StopRun,
@@ -268,7 +269,7 @@ def test_it_may_even_come_back_and_serve_another_run_meanwhile() -> None:
 def test_a_worker_lost_while_planning_sends_the_run_back_to_wait() -> None:
     made = machine("a", "b")
     made.handle(RunSubmitted(run="r", workers=2))
-    assert made.handle(MemberLost(name="b", cause="dead")) == []
+    assert made.handle(MemberLost(name="b", cause="dead")) == [RunWaits(run="r", missing=1)]
     assert made.runs["r"].state is RunState.WAITING
     assert drop(made, "a") == []
     assert made.handle(MemberJoined(name="c", address="c:1", offer=OFFER)) == [MakePlan(run="r", members=("a", "c"), attempt=2)]
@@ -442,8 +443,21 @@ def test_it_waits_for_as_many_as_the_job_asks_for() -> None:
     made = surviving("a", "b", workers=2)
     assert made.handle(MemberLost(name="b", cause="dead"))[-1] == RecoverRun(run="r", cause="worker b is gone: dead")
     assert made.runs["r"].state is RunState.WAITING
-    assert drop(made, "a") == []
+    assert drop(made, "a") == [RunWaits(run="r", missing=1)]
     assert made.handle(MemberJoined(name="c", address="c:1", offer=OFFER)) == [MakePlan(run="r", members=("a", "c"), attempt=2)]
+
+
+def test_a_run_without_any_worker_says_once_what_it_waits_for() -> None:
+    made = surviving("a", "b")
+    assert made.handle(MemberLost(name="b", cause="dead"))[-1] == RecoverRun(run="r", cause="worker b is gone: dead")
+    (waits,) = made.handle(MemberLost(name="a", cause="dead"))
+    assert waits == RunWaits(run="r", missing=1)
+    assert waits.text == "waiting for 1 more worker: add workers with farflung join, or end the run with farflung stop r"
+    assert RunWaits(run="r", missing=2).text.startswith("waiting for 2 more workers: ")
+    assert made.handle(RunSubmitted(run="other", workers=1)) == [], "it is said once, and a new run has its own answer"
+    made.handle(MemberJoined(name="c", address="c:1", offer=OFFER))
+    made.handle(PlanMade(run="r", attempt=2, devices=("c",)))
+    assert made.handle(MemberLost(name="c", cause="dead"))[-1] == RunWaits(run="r", missing=1), "it waits again"
 
 
 @pytest.mark.parametrize("kind", ["PlanError", "InputError"])
@@ -452,7 +466,10 @@ def test_it_waits_for_somebody_new_where_those_left_do_not_suffice(kind: str) ->
     made.handle(MemberLost(name="b", cause="dead"))
     drop(made, "a")
     commands = made.handle(PlanMade(run="r", attempt=2, error="device a lacks 1.2 GB", kind=kind))
-    assert commands == [RecoverRun(run="r", cause="no plan for those who are left: device a lacks 1.2 GB")]
+    assert commands == [
+        RecoverRun(run="r", cause="no plan for those who are left: device a lacks 1.2 GB"),
+        RunWaits(run="r", missing=1),
+    ]
     assert made.handle(MemberJoined(name="b", address="b:2", offer=OFFER)) == [MakePlan(run="r", members=("a", "b"), attempt=3)]
 
 

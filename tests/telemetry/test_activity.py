@@ -88,14 +88,31 @@ def test_waiting_for_machines_is_shown(caplog: pytest.LogCaptureFixture) -> None
             with TrainingProgress(2, Activity(place)) as progress:
                 progress.waiting("run-1", missing)
                 if place.is_terminal:
-                    assert "run-1: waiting for 2 more workers" in printed(place)
+                    assert "run-1: waiting for 2 more workers: add workers with farflung join" in printed(place)
                 else:
                     assert not printed(place)
     assert [(one.levelname, one.message) for one in caplog.records] == [
-        ("INFO", "run-1 is waiting for 2 more workers"),
-        ("WARNING", "run-1 is waiting for 1 more worker"),
-        ("WARNING", "run-1 is waiting for its turn"),
+        ("INFO", "run-1 is waiting for 2 more workers: add workers with farflung join, or end the run with Ctrl-C"),
+        ("WARNING", "run-1 is waiting for 1 more worker: add workers with farflung join, or end the run with Ctrl-C"),
+        ("WARNING", "run-1 is waiting for its turn, as other runs have the workers, or end the run with Ctrl-C"),
     ]
+
+
+def test_ctrl_c_before_the_first_step_promises_no_step(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="farflung"), TrainingProgress(2, Activity(console(terminal=False))) as progress:
+        progress.interrupted(begun=False)
+        progress.interrupted()
+    assert caplog.messages == [
+        "the run is cancelled before its first step; press Ctrl-C again to end it at once",
+        "training ends after the current step; press Ctrl-C again to end it at once",
+    ]
+
+
+def test_notes_of_a_run_are_warnings_without_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    with TrainingProgress(2, Activity(console(terminal=False))) as progress:
+        progress.note("run-1", "lost: worker \x1b[31ma is gone")
+    ((level, message),) = [(one.levelname, one.message) for one in caplog.records]
+    assert (level, message.startswith("run-1: lost: worker "), "\x1b" in message) == ("WARNING", True, False)
 
 
 def test_steps_have_a_live_line_on_a_terminal() -> None:

@@ -36,6 +36,17 @@ def net(p: float = 0.0) -> Net:
     return Net(p)
 
 
+def test_a_loss_beside_the_model_is_that_of_a_wrapper() -> None:
+    module, twin = net(), net()
+    inner = module.body
+    found = plain_loop(inner, batch, steps=3, micro_batches=2, loss=F.cross_entropy)
+    wrapped = plain_loop(twin, batch, steps=3, micro_batches=2)
+    assert found.losses == wrapped.losses
+    assert all(np.array_equal(value, wrapped.states[f"body.{name}"]) for name, value in found.states.items())
+    with pytest.raises(InputError, match=r"^loss=CrossEntropyLoss is a class: pass an instance, CrossEntropyLoss\(\)$"):
+        plain_loop(inner, batch, steps=1, micro_batches=1, loss=nn.CrossEntropyLoss)
+
+
 def test_is_the_loop_that_everybody_writes() -> None:
     spec = OptimizerSpec(name="adamw", lr=1e-2, clip_norm=0.2)
     module = net()

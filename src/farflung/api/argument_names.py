@@ -65,11 +65,12 @@ _SETTING = re.compile(
 _WHOLE_TABLE = re.compile(rf"\[({'|'.join(_TABLES)})\]")
 #: Remedies of a job file that Python callers carry out on their module.
 _PHRASES = {"load its exported weights with weights.source = 'file'": "load its exported weights into the module"}
-#: Argument -> where its other name stands in a text, and what follows the name.
+#: Argument -> where its other name stands in a text (of ``epochs``, the remedy), and what follows the name.
 _TWO_NAMES = {
     "accumulate": (re.compile(r"\bmicro_batches\b"), ""),
     "schedule": (re.compile(r"\blr_schedule\b"), ""),
     "evaluate": (re.compile(r"\bevaluation="), "="),
+    "epochs": (re.compile(r"(?<=: set )steps above it$"), " that give more steps"),
 }
 _SAID = {"true": "True", "false": "False"}
 

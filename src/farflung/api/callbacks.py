@@ -14,7 +14,7 @@ from farflung.plan.model import Plan
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, StepRecord
 
-__all__ = ["Callbacks", "EarlyStop", "Listeners", "StopTraining"]
+__all__ = ["Callbacks", "EarlyStop", "Listeners", "StopTraining", "listed"]
 
 _Step = Callable[[StepRecord], None]
 _Evaluated = Callable[[EvaluationRecord], None]
@@ -86,6 +86,19 @@ class Listeners:
         return cls([on_step for on_step, _ in found if on_step is not None], evaluated)
 
 
+def listed(callbacks: Any, on_step: _Step | None) -> list[Any]:
+    """The caller's ``callbacks``, and ``on_step``.
+
+    Raises:
+        InputError: ``callbacks`` is no list.
+    """
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
+        raise InputError(
+            f"callbacks={callbacks!r:.80} is of the type {type(callbacks).__name__}: pass a list, as in callbacks=[function]"
+        )
+    return [*callbacks, *([] if on_step is None else [on_step])]
+
+
 def _methods(one: Any) -> tuple[_Step | None, _Evaluated | None]:
     """A callback's functions of a step and of an evaluation."""
     on_step, on_evaluation = (getattr(one, name, None) for name in ("on_step", "on_evaluation"))
@@ -105,7 +118,7 @@ def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[st
     if evaluation is None:
         raise InputError("early_stop compares evaluations, and there is none: pass evaluate, too")
     if found.metric not in known:
-        raise InputError(f"EarlyStop(metric={found.metric!r}): the evaluation has {', '.join(known)}")
+        raise InputError(f"EarlyStop(metric={found.metric!r}): the evaluation has {', '.join(known)}; add the metric to metrics")
     return found
 
 
@@ -140,8 +153,9 @@ class Callbacks:
         if self.reports is not None:
             self.reports.begin(job, plan)
 
-    def recovered(self, record: RecoveryRecord) -> None:
-        """The run continues after a loss."""
+    def recovered(self, run: str, record: RecoveryRecord) -> None:
+        """``run`` continues after a loss."""
+        self.progress.note(run, str(record))
         if self.reports is not None:
             self.reports.take(record)
 

@@ -18,7 +18,7 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.graph.ir import StateKind
 from farflung.messages.submission import Bundle
-from farflung.messages.watching import CheckpointWritten, Planned, Planning, RecordLine, Result, Started
+from farflung.messages.watching import CheckpointWritten, Note, Planned, Planning, RecordLine, Result, Started
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
@@ -111,8 +111,8 @@ def _warn(bundle: Bundle, client: Client) -> None:
 class _Records:
     """The records of the run, and what the callbacks have seen of them. Only the watching thread calls ``take``."""
 
-    def __init__(self, callbacks: Callbacks) -> None:
-        self.callbacks = callbacks
+    def __init__(self, callbacks: Callbacks, run: str) -> None:
+        self.callbacks, self._run = callbacks, run
         self.steps: list[StepRecord] = []
         self.evaluations: list[EvaluationRecord] = []
         #: The newest training step, and evaluation, that the callbacks have seen: after a loss the run repeats some.
@@ -122,7 +122,7 @@ class _Records:
         """Add a record, and call the callbacks if it is new."""
         record = read_record(line)
         if isinstance(record, RecoveryRecord):
-            self.callbacks.recovered(record)
+            self.callbacks.recovered(self._run, record)
             self.steps = [one for one in self.steps if one.step < record.step]
             self.evaluations = [one for one in self.evaluations if one.step < record.step]
         elif isinstance(record, StepRecord):
@@ -173,7 +173,7 @@ class _Follower:
         self, bundle: Bundle, client: Client, sources: tuple[Batches, EvaluationBatches | None], callbacks: Callbacks
     ) -> None:
         self._run, self._client = bundle.run, client
-        self.records = _Records(callbacks)
+        self.records = _Records(callbacks, bundle.run)
         self._feeding = _Feeding(bundle, client, sources)
         self.planned: PlannedRun | None = None
         #: Steps of the newest checkpoint (0: none), and of the run when it ended.
@@ -207,7 +207,7 @@ class _Follower:
             except KeyboardInterrupt:
                 self._interrupted = True
                 self.stop()
-                self.records.callbacks.progress.interrupted()
+                self.records.callbacks.progress.interrupted(begun=self.planned is not None)
                 self._over.wait()
         finally:
             self._feeding.end()
@@ -241,6 +241,8 @@ class _Follower:
                     self.records.callbacks.planned(self._feeding.bundle.job, self.planned.plan)
                 case Started() if self.planned is not None:
                     self._feeding.begin(self.planned)
+                case Note(text=text) if message.detail is not True:
+                    self.records.callbacks.progress.note(self._run, text)
                 case CheckpointWritten(step=step):
                     self.checkpoint = max(self.checkpoint, step)
                 case RecordLine(line=line):

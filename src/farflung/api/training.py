@@ -20,7 +20,7 @@ from farflung.api.arguments import (
     topology_of,
 )
 from farflung.api.batches import DataSettings, Inputs, batch_rows, call_order, evaluation_order, read_inputs
-from farflung.api.callbacks import Callbacks, EarlyStop, Listeners, StopTraining
+from farflung.api.callbacks import Callbacks, EarlyStop, Listeners, StopTraining, listed
 from farflung.api.evaluation import Evaluation
 from farflung.api.local_folder import check_folders
 from farflung.api.local_training import LocalSettings, train_here
@@ -30,7 +30,7 @@ from farflung.api.reports import ReportArgument, Reports, targets_of
 from farflung.api.result import Outcome, TrainResult
 from farflung.api.submission import check_names, freeze
 from farflung.cluster import Topology
-from farflung.errors import FailedBatch, FarflungError, GraphError
+from farflung.errors import FailedBatch, FarflungError, GraphError, InputError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
@@ -186,7 +186,7 @@ def train(
         topology=topology,
         report=targets_of(report),
     )
-    check_types(given, functions)
+    typed = {"accumulate": accumulate, "schedule": schedule, "evaluate": evaluate, "epochs": epochs}
     asked = _Asked(
         model=trained,
         data=source,
@@ -195,22 +195,25 @@ def train(
         batch_size=batch_size,
         evaluate=held_out,
         scores=(loss, metrics),
-        callbacks=[*callbacks, *([] if on_step is None else [on_step])],
+        callbacks=(callbacks, on_step),
         early_stop=early_stop,
         names=("data" if module is None else "batch_fn", "evaluate" if evaluation is None else "evaluation"),
     )
     try:
+        check_types(given, functions)
         return _delivered(*_run(asked, given))
     except FarflungError as error:
         text = in_arguments(str(error))
-        typed = {"accumulate": accumulate, "schedule": schedule, "evaluate": evaluate}
         error.args = (in_typed_names(text, [name for name, value in typed.items() if value is not None]), *error.args[1:])
         raise
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The arguments of ``train`` that no job has. ``scores``: loss and metrics. ``names``: of data and evaluate, as typed."""
+    """The arguments of ``train`` that no job has.
+
+    ``scores``: loss and metrics. ``callbacks``: these and ``on_step``. ``names``: of data and evaluate, as typed.
+    """
 
     model: Any
     data: Any
@@ -219,7 +222,7 @@ class _Asked:
     batch_size: int | None
     evaluate: Any
     scores: tuple[Scored | None, Metrics | None]
-    callbacks: Sequence[Any]
+    callbacks: tuple[Any, Callable[[StepRecord], None] | None]
     early_stop: int | EarlyStop | None
     names: tuple[str, str]
 
@@ -251,8 +254,10 @@ def _run(asked: _Asked, given: TrainArguments) -> tuple[TrainResult, Outcome, Tr
     inputs = read_inputs(
         asked.data, asked.evaluate, settings, steps=asked.steps, epochs=asked.epochs, repeats=given.ticket is not None
     )
+    if objective.metrics and inputs.evaluation is None:
+        raise InputError(f"metrics are computed by evaluations, and there is none: pass {settings.evaluate}, too")
     given = replace(given, steps=inputs.steps, evaluation=inputs.evaluation)
-    listeners = Listeners.of(asked.callbacks, asked.early_stop, inputs.evaluation, objective.metrics)
+    listeners = Listeners.of(listed(*asked.callbacks), asked.early_stop, inputs.evaluation, objective.metrics)
     name = new_id("run")
     reports = Reports(given.report, name, None if given.folder is None else Path(given.folder))
     with closing(inputs), TrainingProgress(inputs.steps) as progress:

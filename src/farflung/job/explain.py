@@ -26,6 +26,8 @@ _KINDS = {
     "none_required": "left out",
     "finite_number": "a finite number",
 }
+#: Key -> a value that no job file may have: a call of ``train`` with a function sets it.
+_UNWRITTEN = {"schedule.name": "'values'"}
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
@@ -59,13 +61,23 @@ def _line(path: str, section: type[BaseModel] | None, item: Mapping[str, Any]) -
         key, words = _BOUNDS[kind]
         return f"{path} = {shown}: must be {words} {_figure(context[key])}"
     if kind == "literal_error":
-        return f"{path} = {shown}: must be {context['expected']}"
+        return f"{path} = {shown}: must be {_written(path, context['expected'])}"
     if kind == "too_short":
         return f"{path} = {shown}: must have at least {context['min_length']} items"
     if kind == "too_long":
         return f"{path} = {shown}: must have at most {context['max_length']} items"
     allowed = _KINDS.get(kind)
     return f"{path} = {shown}: must be {allowed}" if allowed else f"{path} = {shown}: {item['msg']}"
+
+
+def _written(path: str, expected: str) -> str:
+    """The values ``expected`` of the key ``path``, without the one that only a program sets."""
+    unwritten = _UNWRITTEN.get(path)
+    if unwritten is None:
+        return expected
+    values = expected.replace(" or ", ", ").split(", ")
+    *first, last = [value for value in values if value != unwritten]
+    return f"{', '.join(first)} or {last}"
 
 
 def _figure(bound: float) -> str:

@@ -49,6 +49,7 @@ __all__ = [
     "RunRestored",
     "RunStalled",
     "RunSubmitted",
+    "RunWaits",
     "StartRun",
     "StopRequested",
     "StopRun",
@@ -448,6 +449,20 @@ class RecoverRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunWaits:
+    """The run has lost workers and can't continue before ``missing`` more are idle."""
+
+    run: str
+    missing: int
+
+    @property
+    def text(self) -> str:
+        """For what the run waits, and what to do."""
+        more = "1 more worker" if self.missing == 1 else f"{self.missing} more workers"
+        return f"waiting for {more}: add workers with farflung join, or end the run with farflung stop {self.run}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberJudged:
     """``name`` has lost standing in ``run``; ``text`` says why, and what resets it."""
 
@@ -477,6 +492,7 @@ RunCommand = (
     | MigrateRun
     | AbortRun
     | RecoverRun
+    | RunWaits
     | MemberJudged
     | FinishRun
 )

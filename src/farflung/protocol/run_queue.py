@@ -8,7 +8,7 @@ from farflung.errors import InputError
 from farflung.protocol.attempts import Attempts
 from farflung.protocol.candidates import candidates
 from farflung.protocol.cluster_state import ClusterState
-from farflung.protocol.events import Command, MakePlan, RunRestored, RunSubmitted, WaitedEnough
+from farflung.protocol.events import Command, MakePlan, RunRestored, RunSubmitted, RunWaits, WaitedEnough
 from farflung.protocol.runs import Run, RunState
 
 __all__ = ["RunQueue"]
@@ -54,6 +54,20 @@ class RunQueue:
         for run in self._state.runs.values():
             if run.stopping and run.state is RunState.WAITING and not (run.awaited or run.expected):
                 commands += self._attempts.finish(run, RunState.STOPPED)  # nobody can resume it
+        return commands + self._announced(restored)
+
+    def _announced(self, restored: Sequence[Run]) -> list[Command]:
+        """Tell the watchers once for how many workers a run waits after its attempt."""
+        commands: list[Command] = []
+        for run in self._state.waiting():
+            if not run.attempts or run.announced or run.awaited or run.expected:
+                continue
+            members = self._state.members.values()
+            free = {one.name for one in members if run.plans_for(one) and self._state.may_take(run.run, one, restored)}
+            missing = max(run.needs - len(free), int(bool(run.refused) and run.refused >= free))
+            if missing:
+                run.announced = True
+                commands.append(RunWaits(run=run.run, missing=missing))
         return commands
 
     def _ready(self) -> int:
@@ -92,7 +106,7 @@ class RunQueue:
 
     def _assign(self, run: Run, members: tuple[str, ...]) -> MakePlan:
         run.expected, run.expected_names, run.refused = 0, frozenset(), frozenset()
-        run.state, run.devices = RunState.PLANNING, members
+        run.state, run.devices, run.announced = RunState.PLANNING, members, False
         run.attempts += 1
         for name in members:
             self._state.members[name].run = run.run

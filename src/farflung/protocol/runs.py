@@ -59,6 +59,8 @@ class Run:
     late: dict[str, int] = field(default_factory=dict)
     #: Whether there was a plan for it once.
     began: bool = False
+    #: Whether its watchers know that it waits for more workers since its last attempt.
+    announced: bool = False
     #: A run of an earlier broker process waits for this many workers, and for those that are ``expected_names``.
     expected: int = 0
     expected_names: frozenset[str] = frozenset()

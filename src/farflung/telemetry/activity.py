@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import StepRecord
 from farflung.telemetry.terminal import terminal
 from farflung.units import Seconds
@@ -118,13 +119,21 @@ class TrainingProgress:
 
     def waiting(self, run: str, missing: int) -> None:
         """``run`` waits for ``missing`` more machines (0 or less: for its turn)."""
-        text = f"waiting for {missing} more worker{'s'[: missing != 1]}" if missing > 0 else "waiting for its turn"
+        more = f"waiting for {missing} more worker{'s'[: missing != 1]}: add workers with farflung join"
+        text = more if missing > 0 else "waiting for its turn, as other runs have the workers"
         self._activity.phase(f"{run}: {text}", silent=True)
-        _LOG.log(logging.INFO if self._activity.on_terminal else logging.WARNING, "%s is %s", run, text)
+        _LOG.log(
+            logging.INFO if self._activity.on_terminal else logging.WARNING, "%s is %s, or end the run with Ctrl-C", run, text
+        )
 
-    def interrupted(self) -> None:
-        """Ctrl-C was pressed, and the training ends after the current step."""
-        text = "training ends after the current step; press Ctrl-C again to end it at once"
+    def note(self, run: str, text: str) -> None:
+        """Show a message about ``run`` that stays: a loss, a recovery, for what it waits."""
+        _LOG.warning("%s: %s", run, printable(text))
+
+    def interrupted(self, *, begun: bool = True) -> None:
+        """Ctrl-C was pressed, and the training ends after the current step; before it has ``begun``, the run is cancelled."""
+        text = "training ends after the current step" if begun else "the run is cancelled before its first step"
+        text += "; press Ctrl-C again to end it at once"
         self._activity.update(text)
         _LOG.log(logging.INFO if self._activity.on_terminal else logging.WARNING, "%s", text)
 

@@ -74,17 +74,21 @@ def plain_loop(
     steps: int,
     micro_batches: int,
     settings: PlainSettings | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
 ) -> PlainResult:
     """Train ``module`` in place for ``steps``: ``module(*batch_fn(step, micro_batch))`` (a mapping: by keyword) is the scalar
-    loss, or an object whose ``loss`` or first item is.
+    loss, or an object whose ``loss`` or first item is. ``loss``: as for ``train``, a function of outputs and target.
 
     Raises:
-        InputError: the number of weights is not that of the micro-batches, nothing can be trained, or the optimizer is unknown.
+        InputError: the batch has no target for ``loss``, the number of weights is not that of the micro-batches, nothing can be
+            trained, or the optimizer is unknown.
     """
     import torch
 
     from farflung.engines.torch.keys import keyed_randomness
+    from farflung.frontends.caller.objective import Objective
 
+    called: Any = module if loss is None else Objective.of(loss, None).around(module, batch_fn(0, 0))
     settings = settings or PlainSettings()
     weights = settings.weights if settings.weights is not None else [1.0 / micro_batches] * micro_batches
     if len(weights) != micro_batches:
@@ -110,9 +114,9 @@ def plain_loop(
             uses.restart()
             batch = batch_fn(step, index)
             with keys.micro_batch(step, index):
-                loss = _call(module, batch, uses, settings.precision)
-            torch.autograd.backward(scaler.scale(loss * weights[index]))
-            found.append(float(loss.detach()))
+                value = _call(called, batch, uses, settings.precision)
+            torch.autograd.backward(scaler.scale(value * weights[index]))
+            found.append(float(value.detach()))
             if index + 1 in settings.virtual_ends:
                 uses.close_part()
         uses.finish()

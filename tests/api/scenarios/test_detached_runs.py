@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from farflung.errors import FarflungError, InputError
 from farflung.job import load_job
 from farflung.telemetry.records import EvaluationRecord, StepRecord
 from tests.support.loopback import Loopback, plainly, same, text_job
+from tests.support.worker_deaths import vanish
 
 JOB = """
 steps = 3
@@ -91,6 +93,27 @@ def test_a_run_continues_and_stops(cluster: Cluster) -> None:
     assert seen == [2, 3]
     with pytest.raises(InputError, match=rf"^run '{second.name}' is over already: finished$"):
         second.stop()
+
+
+def test_wait_reports_a_loss_and_the_recovery(
+    cluster: Cluster, two: Loopback, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = cluster.submit(text_job(steps=100_000, workers=None, data={"path": "corpus"}))
+    lost: list[str] = []
+
+    def on_record(record: StepRecord | EvaluationRecord) -> None:
+        if not lost:
+            lost.append(next(name for name, one in two.broker.runs.machine.members.items() if one.run == run.name))
+            vanish(two, lost[0])
+        elif len(lost) == 1 and any("resumed after" in line for line in caplog.messages):
+            lost.append("nobody else")
+            run.stop()  # once: a run that is over refuses
+
+    with caplog.at_level(logging.WARNING, logger="farflung"):
+        assert run.wait(on_record).status == "stopped"
+    lines = [one.getMessage() for one in caplog.records if one.name == "farflung"]
+    assert lines[0].startswith(f"{run.name}: lost: worker {lost[0]} is gone: ")
+    assert lines[-1].startswith(f"{run.name}: resumed after ")
 
 
 def test_a_run_that_still_trains_has_no_export(cluster: Cluster, home: Path) -> None:

@@ -119,7 +119,9 @@ def test_ctrl_c_while_no_machine_is_there_cancels_the_run(ctrl_c: Any, tmp_path:
         with pytest.raises(KeyboardInterrupt) as caught:
             train(Model(torch.nn.Linear(8, 1)), batch, steps=3, workers=2, ticket=str(broker.ticket("submit")))
         (folder,) = (tmp_path / "broker" / "runs").iterdir()
-        assert said == [f"{folder.name} is waiting for 2 more workers"]
+        assert said == [
+            f"{folder.name} is waiting for 2 more workers: add workers with farflung join, or end the run with Ctrl-C"
+        ]
         assert str(caught.value) == f"training was interrupted after 0 of 3 steps; {folder.name} was cancelled"
         client = Client(join(Ticket.parse(str(broker.ticket("submit"))), name="other", role="client"))
         runs: Any = client.status()["runs"]

@@ -269,6 +269,32 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         (loader(), {"epochs": 2}, r"^steps=9 beside epochs=2: remove one of them$"),
         (loader(), {"steps": None, "epochs": 0}, r"^epochs must be a number above 0, got 0$"),
         (
+            loader(),
+            {"steps": None, "epochs": 1, "accumulate": 20},
+            r"^epochs=1 of data gives \d batches, and a step takes 20: pass more epochs, or a smaller accumulate$",
+        ),
+        (
+            loader(),
+            {"steps": None, "epochs": 0.01},
+            r"^epochs=0.01 of data gives 0 batches, and a step takes 1: pass more epochs",
+        ),
+        (SAMPLES, {"batch_size": 0}, r"^batch_size=0: must be a whole number, at least 1$"),
+        (SAMPLES, {"batch_size": True}, r"^batch_size=True: must be a whole number, at least 1$"),
+        (loader(), {"metrics": 3}, r"^metrics=3 is of the type int: pass names, or functions by name$"),
+        (loader(), {"metrics": "accuracy"}, r"^metrics are computed by evaluations, and there is none: pass evaluate, too$"),
+        (
+            loader(),
+            {"callbacks": print},
+            r"^callbacks=<built-in function print> is of the type builtin_function_or_method: pass a l",
+        ),
+        (
+            loader(),
+            {"early_stop": EarlyStop(metric="accuracy"), "evaluate": loader()},
+            r"^EarlyStop\(metric='accuracy'\): the evaluation has loss; add the metric to metrics$",
+        ),
+        (loader(), {"loss": nn.CrossEntropyLoss}, r"^loss=CrossEntropyLoss is a class: pass an instance, CrossEntropyLoss\(\)$"),
+        (loader(), {"metrics": {"own": nn.MSELoss}}, r"^metrics\['own'\]=MSELoss is a class: pass an instance, MSELoss\(\)$"),
+        (
             Stream(),
             {"batch_size": 6, "steps": None, "epochs": 1},
             r"^epochs=1, but the number of batches in an epoch of data is unk",
@@ -286,7 +312,7 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         (
             loader(),
             {"early_stop": EarlyStop(metric="f1"), "evaluate": loader()},
-            r"^EarlyStop\(metric='f1'\): the evaluation has loss$",
+            r"^EarlyStop\(metric='f1'\): the evaluation has loss; add the metric to metrics$",
         ),
         (loader(), {"early_stop": "x", "evaluate": loader()}, r"^early_stop='x': pass a number of evaluations, or an EarlyStop$"),
         (
@@ -320,7 +346,13 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
             r"^micro_batches is another name of accumulate, and both are given: remove",
         ),
         (loader(), {"accumulate": 0}, r"^accumulate must be at least 1, got 0$"),
-        (loader(), {"schedule": "cosin"}, r"^schedule='cosin'.*must be"),
+        (loader(), {"schedule": "cosin"}, r"^schedule='cosin': must be 'constant', 'cosine', .*'one_cycle' or 'inverse_sqrt'$"),
+        (
+            loader(),
+            {"schedule": 0.5},
+            r"^schedule=0.5 is of the type float: pass a name, a ScheduleSpec, a function of the step, o",
+        ),
+        (loader(), {"lr_schedule": 0.5}, r"^lr_schedule=0.5 is of the type float: pass a name"),
         ([(INPUTS,)], {}, r"^the first batch has 1 element, and with loss or metrics the last element of a batch is the target"),
         ([{"x": INPUTS}], {}, r"^the first batch has x, and loss and metrics need a target: name one of them labels$"),
         ([], {}, r"^the data have no batch$"),
@@ -345,6 +377,12 @@ def test_what_is_refused(data: Any, changed: dict[str, Any], text: str) -> None:
     with pytest.raises((InputError, DataError), match=text) as caught:
         trained(data, **changed)
     assert "\n" not in str(caught.value)
+
+
+def test_an_evaluation_has_at_least_one_more_epoch_than_the_one_before() -> None:
+    found = trained(loader(), steps=None, epochs=3, accumulate=4, evaluate=loader())
+    assert found.steps == 4, "18 batches make 4 steps, and the remaining 2 are not read"
+    assert [record.step for record in found.evaluations] == [2, 4], "an epoch is 1.5 steps"
 
 
 @pytest.mark.parametrize(("number", "text"), [({"patience": 0}, "patience"), ({"min_delta": -1}, "min_delta")])

@@ -138,6 +138,11 @@ def test_rolling_back_goes_to_the_newest_checkpoint(tmp_path: Path) -> None:
             InputError,
             r"^resume='.*': the checkpoint at .* stands at step 4: set steps above it$",
         ),
+        (
+            {"resume": "{run}", "steps": None, "epochs": 2, "batch_fn": [batch(0, 0), batch(0, 1)]},
+            InputError,
+            r"^resume='.*': the checkpoint at .* stands at step 4: set epochs that give more steps$",
+        ),
         ({"resume": "{run}", "seed": 4, "steps": 8}, CheckpointError, "^resume=.*seed"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,18 @@ def test_any_other_failure_names_its_line() -> None:
         match=r"can't trace the module at test_data_dependence\.py:\d+ \(return self\.line\(x \* mask.*\): TypeError: 'None",
     ):
         capture(Broken(), (torch.zeros(2, 4),))
+
+
+def test_the_traceback_of_a_refused_forward_has_nothing_of_torch() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > 0:
+                x = -x
+            return super().forward(x).mean()
+
+    with pytest.raises(CaptureError, match="depends on tensor data") as caught:
+        train(Branching(2, 1), lambda step, index: (torch.ones(3, 2),), steps=1)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert str(Path(torch.__file__).parent) not in shown
+    assert "direct cause" not in shown
+    assert "During handling" not in shown

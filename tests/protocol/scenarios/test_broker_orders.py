@@ -24,6 +24,7 @@ from farflung.protocol.events import (
     RunPrepared,
     RunRestored,
     RunSubmitted,
+    RunWaits,
     StopRequested,
     WaitedEnough,
 )
@@ -50,7 +51,7 @@ class Orders(RuleBasedStateMachine):
                 self.finished.add(command.run)
             elif isinstance(command, MakePlan):
                 self.plans[command.run] = command
-            elif isinstance(command, RecoverRun):
+            elif isinstance(command, RecoverRun | RunWaits):
                 assert command.run not in self.finished
             else:
                 assert command.name in self.machine.members, f"{command} is for somebody who is gone"

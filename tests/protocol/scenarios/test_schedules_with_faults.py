@@ -39,6 +39,7 @@ from farflung.protocol.events import (
     RunPrepared,
     RunRestored,
     RunSubmitted,
+    RunWaits,
     StartRun,
     WaitedEnough,
 )
@@ -92,7 +93,7 @@ class World:
             elif isinstance(command, FinishRun):
                 assert not self.outcome, "finished twice"
                 self.outcome = command.outcome
-            elif not isinstance(command, RecoverRun):
+            elif not isinstance(command, RecoverRun | RunWaits):
                 self.down[command.name].append((command, self.machine.runs["r"].attempts))
 
     def join(self, name: str) -> None:

@@ -101,6 +101,9 @@ def read_inputs(
     Raises:
         InputError: data have no batches or too few, or arguments exclude each other.
     """
+    size = settings.batch_size
+    if size is not None and (type(size) is not int or size < 1):
+        raise InputError(f"batch_size={size!r:.80}: must be a whole number, at least 1")
     training = _training(data, settings)
     found = _steps(training, settings.accumulate, steps, epochs)
     if type(found) is int and found > 0:
@@ -111,7 +114,8 @@ def read_inputs(
         if not (_is_function(evaluate) or hasattr(evaluate, "__iter__") or hasattr(evaluate, "__getitem__")):
             kind = type(evaluate).__name__
             raise InputError(f"{settings.evaluate}={evaluate!r:.80} is of the type {kind}: pass data, or an Evaluation")
-        of_epoch = 0 if training.length is None else max(1, training.length // settings.accumulate)
+        # rounded up: each evaluation has at least one more epoch than the one before
+        of_epoch = 0 if training.length is None else -(-training.length // settings.accumulate)
         evaluate = Evaluation(batch_fn=evaluate, every=of_epoch)
     evaluation, held_out = _held_out(evaluate, settings)
     held_out.check(settings.evaluate, evaluation.batches or 1, repeats=True)
@@ -129,7 +133,13 @@ def _steps(training: GivenBatches, accumulate: int, steps: int | None, epochs: A
         raise InputError(f"epochs must be a number above 0, got {epochs!r}")
     if training.length is None:
         raise InputError(f"epochs={epochs:g}, but the number of batches in an epoch of data is unknown: pass steps instead")
-    return max(1, int(epochs * training.length) // max(accumulate, 1))
+    batches = int(epochs * training.length)
+    if training.length and batches < accumulate:  # data without batches have an error of their own
+        raise InputError(
+            f"epochs={epochs:g} of data gives {counted(batches, 'batch', 'batches')}, and a step takes {accumulate}: pass more "
+            "epochs, or a smaller accumulate"
+        )
+    return max(1, batches // accumulate)
 
 
 def _training(data: Any, settings: DataSettings) -> GivenBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +16,17 @@ from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.job import JobSpec, check_job, load_job, make_job
 from farflung.job.check import check_decided
-from farflung.messages.watching import RecordLine, Result
+from farflung.messages.watching import Note, RecordLine, Result
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
+from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RecoveryRecord, RunResult, read_record
 from farflung.units import Seconds
 from farflung.worker.membership import join
 
 __all__ = ["Cluster", "connect"]
 
+_LOG = logging.getLogger("farflung")
 #: How long ``wait`` tries to reach a broker that does not answer, in seconds.
 _PATIENCE = Seconds(600.0)
 
@@ -111,14 +114,20 @@ class Cluster:
     def wait(self, run: str, on_record: OnRecord | None = None) -> RunResult:
         """Wait until ``run`` is over. ``on_record`` is called with each record, also with those from before this call.
 
+        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings.
+
         Raises:
             TrainingError: the run failed; the text is its cause.
             ConnectionLost: the broker does not answer for ten minutes.
         """
         for message in self._client.watch(run):
-            if isinstance(message, RecordLine) and on_record is not None:
+            if isinstance(message, Note) and message.detail is not True:
+                _LOG.warning("%s: %s", run, printable(message.text))
+            elif isinstance(message, RecordLine):
                 record = read_record(message.line)
-                if record is not None and not isinstance(record, RecoveryRecord):
+                if isinstance(record, RecoveryRecord):
+                    _LOG.warning("%s: %s", run, printable(str(record)))
+                elif record is not None and on_record is not None:
                     on_record(record)
             elif isinstance(message, Result):
                 result = RunResult.from_json(message.result)

@@ -32,6 +32,7 @@ from farflung.protocol.events import (
     RecoverRun,
     RunCommand,
     RunFailed,
+    RunWaits,
     StartRun,
     StopRun,
 )
@@ -83,7 +84,7 @@ class CommandExecutor:
             case RecoverRun():
                 self.helpers.over(live.run)
                 return self.launcher.lost(live, command)
-            case MemberJudged():
+            case RunWaits() | MemberJudged():
                 return lambda: self.notices.everybody(live.run, command.text)
             case FinishRun():
                 return lambda: self.finisher.finish(live, command)

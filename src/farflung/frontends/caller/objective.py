@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,16 +38,22 @@ class Objective:
         Raises:
             InputError: one can't be called, or a metric has no such name.
         """
+        if isinstance(loss, type):
+            raise InputError(f"loss={loss.__name__} is a class: pass an instance, {loss.__name__}()")
         if loss is not None and not callable(loss):
             raise InputError(f"loss={loss!r:.80} can't be called: pass a function of the model's outputs and the target")
         given = {} if metrics is None else metrics
         if isinstance(given, str):
             given = [given]
+        if not isinstance(given, Iterable):
+            raise InputError(f"metrics={given!r:.80} is of the type {type(given).__name__}: pass names, or functions by name")
         found: dict[str, Scored] = {}
         for name in given:
             scored = given[name] if isinstance(given, Mapping) else METRICS.get(name) if isinstance(name, str) else None
             if scored is None:
                 raise InputError(f"unknown metric {name!r:.80}: known are {', '.join(METRICS)}; or pass functions by name")
+            if isinstance(scored, type):
+                raise InputError(f"metrics[{name!r:.80}]={scored.__name__} is a class: pass an instance, {scored.__name__}()")
             if not callable(scored) or not str(name).isidentifier() or name in ("loss", "correct"):
                 raise InputError(
                     f"metrics={{{name!r:.80}: {scored!r:.80}}}: pass functions of outputs and target by plain names, other than "

@@ -190,7 +190,7 @@ def run_export(module: nn.Module, example: Example) -> Exported:
         return CaptureError(data_dependence(error) or _untraceable(error))
 
     with (
-        translated(describe),
+        translated(describe, chained=False),  # torch's part of the chain has hundreds of lines
         warnings.catch_warnings(),
         _quiet(),
         watch.installed(),
