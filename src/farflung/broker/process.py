@@ -61,7 +61,7 @@ from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
 from farflung.transports.punching.observer import AddressObserver
-from farflung.transports.rpc import RpcHost, RpcServer
+from farflung.transports.rpc.server import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 

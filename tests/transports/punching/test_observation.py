@@ -17,7 +17,8 @@ from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching.nat_probe import find_nat
 from farflung.transports.punching.observation import MAGIC, NO_TOKEN, new_token, observe, open_port, plain_place
 from farflung.transports.punching.observer import AddressObserver
-from farflung.transports.rpc import RpcClient, RpcHost, RpcServer
+from farflung.transports.rpc import RpcClient
+from farflung.transports.rpc.server import RpcHost, RpcServer
 from farflung.wire.frames import Frame
 from tests.support.quiet import PATIENCE, until
 
