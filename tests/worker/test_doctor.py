@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from farflung import extras
 from farflung.cli.main import app
-from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice
 from farflung.errors import ConnectionLost, InputError, SecurityError
 from farflung.extras import ENGINE_LIBRARIES, installed_engines
+from farflung.nat_types import NatType
 from farflung.worker import doctor
 from farflung.worker.doctor import Finding, diagnose
 

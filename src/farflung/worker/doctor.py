@@ -18,13 +18,13 @@ from typing import Literal
 import psutil
 
 from farflung.clock import date_text, monotonic, wall_time
-from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice, get_engine
 from farflung.engines.isolated.lockdown import PROTECTIONS
 from farflung.engines.isolation import missing
 from farflung.errors import ConnectionLost, EngineCrashed, InputError
 from farflung.extras import ENGINE_LIBRARIES, installed_engines
 from farflung.foreign_code import first_line, translated
+from farflung.nat_types import NatType
 from farflung.security import split_address
 from farflung.transports.addresses import congestion_control, reachable_host
 from farflung.transports.punching.nat_probe import find_nat

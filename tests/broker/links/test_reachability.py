@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from farflung.broker.links.reachability import Reachability
-from farflung.cluster.nat_types import NatType
 from farflung.errors import ConnectionLost, SecurityError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
+from farflung.nat_types import NatType
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 from farflung.transports.base import PUNCHED

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from farflung.cluster.nat_types import NatType
 from farflung.errors import ConnectionLost
+from farflung.nat_types import NatType
 from farflung.transports import Insecure
 from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching import nat_probe

@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from farflung.cluster.nat_types import NatType, Way, way_between
 from farflung.ids import Pair, pair_of
+from farflung.nat_types import NatType, Way, way_between
 
 __all__ = ["PunchedPairs"]
 

@@ -17,11 +17,11 @@ from itertools import combinations
 from typing import Any
 
 from farflung.broker.links.punched_pairs import PunchedPairs
-from farflung.cluster.nat_types import NatType
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
+from farflung.nat_types import NatType
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import PUNCHED
