@@ -131,6 +131,18 @@ def test_a_gpu_that_an_engine_does_not_see_is_told(tmp_path: Path) -> None:
     assert found.remedy.startswith("this machine has an NVIDIA GPU that JAX does not see: install its CUDA build")
 
 
+def test_an_engine_that_is_broken_is_bad_and_the_other_findings_follow(tmp_path: Path) -> None:
+    def broken() -> list[ComputeDevice]:
+        raise RuntimeError("jaxlib version 0.9.0 is newer than and incompatible with jax version 0.8.0.\nPlease update jax.")
+
+    findings = diagnose(devices={"jax": broken}, nvidia=tmp_path)
+    found = _found(findings, "accelerators of JAX")
+    assert found.level == "bad"
+    assert found.found == "not known: JAX fails: jaxlib version 0.9.0 is newer than and incompatible with jax version 0.8.0."
+    assert found.remedy == "install it anew, or uninstall it: pip install --force-reinstall 'farflung[jax]'"
+    assert _found(findings, "disk")
+
+
 def test_an_engine_that_does_not_load_is_bad(tmp_path: Path) -> None:
     def missing() -> list[ComputeDevice]:
         raise InputError("computing on this machine needs PyTorch")

@@ -138,7 +138,7 @@ class Reachability:
         self._try_second([(a, b) for a, b in doubtful if not self._reached(a, b)])
         listening = [(a, b) for a, b in doubtful if addresses[a] and addresses[b]]  # the others accept no connections
         tried = self.holes.begin([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
-        self.holes.store(self._answers([(pair, PUNCHED) for pair in tried]))
+        self.holes.store(tried, self._answers([(pair, PUNCHED) for pair in tried]))
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:

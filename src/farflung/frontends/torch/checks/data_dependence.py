@@ -8,27 +8,26 @@ a dump of its graph and without a line. Here such an operator fails at once, whe
 from __future__ import annotations
 
 import ast
-import gc
 import linecache
 import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, TracebackType
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["data_asserts", "data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
+__all__ = ["data_check", "data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
 _BETWEEN = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(np.__file__).parent, Path(__file__).parents[2])
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(np.__file__).parent, Path(__file__).parents[3])
 )
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib")})
 _LONGEST = 100
@@ -79,7 +78,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return []
 
 
-def _data_check(error: BaseException) -> tuple[CodeType, int] | None:
+def data_check(error: BaseException) -> tuple[CodeType, int] | None:
     """The code and the line of the ``assert`` statement with which an export failed because it depends on data; None: no such."""
     for each in _chain(error):
         frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(each.__traceback__)]
@@ -140,50 +139,3 @@ def _report(line: tuple[str, str], *, shape: bool) -> str:
     else:
         remedy = _SCALAR
     return f"{said}, and a graph has no values: {remedy}"
-
-
-@contextmanager
-def data_asserts() -> Iterator[Callable[[BaseException], bool]]:
-    """Leave out ``assert`` statements that check data: a graph has no values to check, and the statement computes nothing.
-
-    Yield a function that takes the error of a trace and returns whether a new trace may get further.
-
-    It does if the error comes from an ``assert`` statement that needs data. The function with that statement then goes without
-    its ``assert`` statements. Replaces code of functions for the whole process: hold ``exporting.PATCHES``.
-    """
-    changed: list[tuple[FunctionType, CodeType]] = []
-
-    def leave_out(error: BaseException) -> bool:
-        found = _data_check(error)
-        without = None if found is None else _without_asserts(found[0])
-        if found is None or without is None:
-            return False
-        users = [user for user in gc.get_referrers(found[0]) if isinstance(user, FunctionType) and user.__code__ is found[0]]
-        for user in users:
-            changed.append((user, found[0]))
-            user.__code__ = without
-        return bool(users)
-
-    try:
-        yield leave_out
-    finally:
-        for function, code in changed:
-            function.__code__ = code
-
-
-def _without_asserts(code: CodeType) -> CodeType | None:
-    """The same function compiled as ``python -O`` does; None: its source is not known, or it is compiled so already."""
-    try:
-        whole = compile("".join(linecache.getlines(code.co_filename)), code.co_filename, "exec", dont_inherit=True, optimize=1)
-    except SyntaxError:
-        return None
-    found = (each for each in _codes(whole) if (each.co_qualname, each.co_firstlineno) == (code.co_qualname, code.co_firstlineno))
-    without = next(found, None)
-    return without if without is not None and without.co_freevars == code.co_freevars and without != code else None
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)

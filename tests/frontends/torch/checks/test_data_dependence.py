@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from farflung import train
 from farflung.api import capture
@@ -167,7 +167,7 @@ def test_draws_outside_of_the_forward_are_nobodys_business(tmp_path: Path) -> No
 
 
 def test_a_line_of_a_library_names_the_line_that_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farflung.frontends.torch import data_dependence
+    from farflung.frontends.torch.checks import data_dependence
 
     library = tmp_path / "library"
     library.mkdir()
@@ -266,49 +266,3 @@ def test_the_traceback_of_a_refused_forward_has_nothing_of_torch() -> None:
     assert str(Path(torch.__file__).parent) not in shown
     assert "direct cause" not in shown
     assert "During handling" not in shown
-
-
-class Asserting(nn.Module):
-    """The second check spans lines, as in I-BERT; a function of its own has the third one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.max().item() <= 100, "too large"
-        assert x.isnan().sum() == 0, "not a number"
-        return positive(self.linear(x)).mean()
-
-
-def positive(x: Tensor) -> Tensor:
-    assert (x * x >= 0).all()
-    return x.square()
-
-
-class Branching(Asserting):
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.max().item() <= 100
-        if x.sum() > 0:
-            return x.sum()
-        return super().forward(x)
-
-
-def test_checks_are_left_out_of_the_graph_only() -> None:
-    module = Asserting()
-    graph = capture(module, (torch.ones(3, 4),))
-    assert [op.target for op in graph.ops] == [
-        "farflung.input",
-        "aten.linear.default",
-        "aten.square.default",
-        "aten.mean.default",
-    ]
-    with pytest.raises(AssertionError, match="too large"):
-        module(torch.full((3, 4), 101.0))
-
-
-def test_a_branch_on_data_is_refused_as_before() -> None:
-    with pytest.raises(CaptureError, match=r"if x.sum\(\) > 0: depends on tensor data"):
-        capture(Branching(), (torch.ones(3, 4),))
-    with pytest.raises(AssertionError):
-        Branching()(torch.full((3, 4), 101.0))
