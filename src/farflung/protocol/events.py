@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.errors import FailedBatch
 from farflung.protocol.hybrid.helper_events import AskHelper, HelperGone, HelperMoves
+from farflung.units import counted
 
 __all__ = [
     "DATA_ERROR",
@@ -463,8 +464,7 @@ class RunWaits:
     @property
     def text(self) -> str:
         """For what the run waits, and what to do."""
-        more = "1 more worker" if self.missing == 1 else f"{self.missing} more workers"
-        return f"waiting for {more}: add workers with farflung join, or end the run with farflung stop {self.run}"
+        return f"waiting for {counted(self.missing, 'more worker')}: add workers with farflung join, or end the run with farflung stop {self.run}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,18 +487,6 @@ class FinishRun:
     batch: FailedBatch | None = None
 
 
-RunCommand = (
-    MakePlan
-    | PrepareRun
-    | StartRun
-    | AskHelper
-    | HelperGone
-    | StopRun
-    | MigrateRun
-    | AbortRun
-    | RecoverRun
-    | RunWaits
-    | MemberJudged
-    | FinishRun
-)
+_Plans = MakePlan | PrepareRun | StartRun | MigrateRun | RecoverRun | RunWaits
+RunCommand = _Plans | AskHelper | HelperGone | StopRun | AbortRun | MemberJudged | FinishRun
 Command = RunCommand | DismissMember
