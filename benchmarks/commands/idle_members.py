@@ -43,10 +43,8 @@ from farflung.messages.wire_form import decode, decode_as, encode, holds
 from farflung.security import Credentials, Ticket, fetch_server_certificate, make_request, new_key, split_address, tls_name
 from farflung.transports.addresses import host_and_port
 from farflung.transports.config import TransportConfig
-from farflung.transports.rpc.calls import join_frame
-from farflung.transports.rpc.channel import channel_options
+from farflung.transports.rpc.channel import RPC_LIMITS, RPC_PREFIX, channel_options, join_frame, max_message
 from farflung.transports.rpc.failures import explain
-from farflung.transports.rpc.server import RPC_LIMITS, RPC_PREFIX, max_message
 from farflung.transports.tcp.sockets import TlsContexts
 from farflung.version import __version__
 from farflung.wire.frames import decode_frame

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.harness.base import Check, Report, Say, Settings
-from farflung.cluster.nat_types import NatType
 from farflung.emulation.nat_network import BROKER, NatNetwork
 from farflung.errors import EmulationError
+from farflung.nat_types import NatType
 from farflung.transports import Insecure, TransportConfig
 from farflung.transports.base import PUNCHED, EndpointEvents
 from farflung.transports.connection_gate import ConnectionGate

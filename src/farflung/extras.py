@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -18,7 +20,10 @@ __all__ = [
     "require_sql",
     "require_torch",
     "require_web",
+    "wants_traces",
 ]
+
+_TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,12 @@ def require_metrics() -> None:
     """
     if find_spec("prometheus_client") is None:
         raise InputError("--metrics needs prometheus_client, which is not installed here: pip install 'farflung[metrics]'")
+
+
+def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the ``environment`` asks for traces over OTLP."""
+    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
+    return not off and any(environment.get(name) for name in _TRACE_ENDPOINTS)
 
 
 def require_sql() -> None:

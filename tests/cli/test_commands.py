@@ -127,6 +127,7 @@ def test_a_worker_registers_before_it_loads_pytorch() -> None:
     program = """
         import json, sys
         from farflung.cli.cluster import join
+        from farflung.cli.cluster.observation import WorkerObservation
         from farflung.errors import SecurityError
         from farflung.units import Seconds
         from farflung.worker import membership
@@ -136,8 +137,9 @@ def test_a_worker_registers_before_it_loads_pytorch() -> None:
             print(json.dumps(sorted(sys.modules)))
             raise SecurityError("enough")
 
+        observation = WorkerObservation("w", None, print)
         try:
-            Service(enter, join.WorkerOptions(), print, phase=lambda text: None).run(Seconds(1.0))
+            Service(enter, join.WorkerOptions(), print, phase=lambda text: None, observer=observation).run(Seconds(1.0))
         except SecurityError as error:
             print(error)
     """

@@ -15,7 +15,8 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from farflung.clock import monotonic, wall_time
-from farflung.integrations.open_telemetry import TraceExporter, open_exporter, wants_traces
+from farflung.extras import wants_traces
+from farflung.integrations.open_telemetry import TraceExporter, open_exporter
 from farflung.messages.watching import Note, RecordLine
 from farflung.telemetry import RecoveryRecord, Span, SpanKind
 from tests.support.recorded_runs import step_record

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from farflung.errors import SecurityError
 from farflung.transports import connection_gate
-from farflung.transports.connection_gate import ConnectionGate, GateLimits, crowded_out, group_of
+from farflung.transports.connection_gate import ConnectionGate, GateLimits, PassOn, crowded_out, group_of
+from farflung.transports.punching.observation import MAGIC, REQUEST
 from farflung.transports.tcp.sockets import open_server
 from tests.support.quiet import until
 from tests.support.silent_callers import client_hello, silent_callers
@@ -31,11 +33,11 @@ class Passed:
 
 
 @contextmanager
-def gate(limits: GateLimits = LASTING, *, tls: bool = True) -> Iterator[Passed]:
+def gate(limits: GateLimits = LASTING, *, tls: bool = True, observe: PassOn | None = None) -> Iterator[Passed]:
     server = open_server("127.0.0.1:0")
     found: list[socket.socket] = []
     log: list[str] = []
-    made = ConnectionGate(server, lambda sock, place: found.append(sock), tls=tls, log=log.append, limits=limits)
+    made = ConnectionGate(server, lambda sock, place: found.append(sock), tls=tls, log=log.append, limits=limits, observe=observe)
     address = f"127.0.0.1:{server.getsockname()[1]}"
     thread = threading.Thread(target=made.run)
     thread.start()
@@ -105,6 +107,30 @@ def test_a_hello_that_breaks_off_is_cut() -> None:
     with gate() as passed, silent_callers(passed.address, 1, client_hello()[:40]) as (caller,):
         caller.shutdown(socket.SHUT_WR)
         assert _ended(caller)
+
+
+def _observed(sock: socket.socket, place: str) -> None:
+    sock.close()
+
+
+@pytest.mark.parametrize("first", [MAGIC[:3], MAGIC, MAGIC + b"\0"])
+def test_a_request_for_an_observation_that_breaks_off_is_cut(first: bytes) -> None:
+    with gate(observe=_observed) as passed, silent_callers(passed.address, 1, first) as (caller,):
+        caller.shutdown(socket.SHUT_WR)
+        assert _ended(caller)
+    assert passed.socks == []
+
+
+@pytest.mark.parametrize("error", [SecurityError("port 0"), ValueError("no address"), KeyError("a"), ConnectionResetError()])
+def test_a_caller_with_whom_something_fails_keeps_nobody_else_out(error: Exception) -> None:
+    def observe(sock: socket.socket, place: str) -> None:
+        raise error
+
+    request = MAGIC + bytes(REQUEST - len(MAGIC))
+    with gate(observe=observe) as passed, silent_callers(passed.address, 1, request) as (caller,):
+        assert _ended(caller)
+        with silent_callers(passed.address, 1, client_hello()):
+            until(lambda: len(passed.socks) == 1)
 
 
 def _took_one(taken: list[socket.socket]) -> bool:

@@ -10,8 +10,10 @@ import pytest
 from farflung.errors import ConnectionLost, FarflungError, PlanError, SecurityError, VersionError, WireError
 from farflung.security import Credentials, certificate_fingerprint, fetch_server_certificate
 from farflung.transports import Insecure, Pinned
-from farflung.transports.rpc import Call, RpcClient, RpcServer
+from farflung.transports.rpc import RpcClient
+from farflung.transports.rpc.calls import Call
 from farflung.transports.rpc.failures import explain
+from farflung.transports.rpc.server import RpcServer
 from farflung.wire.frames import Frame, FrameLimits
 from tests.support.quiet import nobody
 

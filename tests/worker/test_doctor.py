@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from farflung import extras
 from farflung.cli.main import app
-from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice
 from farflung.errors import ConnectionLost, InputError, SecurityError
 from farflung.extras import ENGINE_LIBRARIES, installed_engines
+from farflung.nat_types import NatType
 from farflung.worker import doctor
 from farflung.worker.doctor import Finding, diagnose
 
@@ -129,6 +129,18 @@ def test_a_gpu_that_an_engine_does_not_see_is_told(tmp_path: Path) -> None:
     found = _found(findings, "accelerators of JAX")
     assert found.level == "hint"
     assert found.remedy.startswith("this machine has an NVIDIA GPU that JAX does not see: install its CUDA build")
+
+
+def test_an_engine_that_is_broken_is_bad_and_the_other_findings_follow(tmp_path: Path) -> None:
+    def broken() -> list[ComputeDevice]:
+        raise RuntimeError("jaxlib version 0.9.0 is newer than and incompatible with jax version 0.8.0.\nPlease update jax.")
+
+    findings = diagnose(devices={"jax": broken}, nvidia=tmp_path)
+    found = _found(findings, "accelerators of JAX")
+    assert found.level == "bad"
+    assert found.found == "not known: JAX fails: jaxlib version 0.9.0 is newer than and incompatible with jax version 0.8.0."
+    assert found.remedy == "install it anew, or uninstall it: pip install --force-reinstall 'farflung[jax]'"
+    assert _found(findings, "disk")
 
 
 def test_an_engine_that_does_not_load_is_bad(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from farflung.security import Caller
 from farflung.security.audit_log import AuditLog
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 
 __all__ = ["AccessControl"]
 

@@ -19,7 +19,8 @@ from farflung.security import Credentials, Ticket, certificate_fingerprint, key_
 from farflung.security.authority import CertificateAuthority
 from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 

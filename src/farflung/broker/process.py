@@ -61,7 +61,7 @@ from farflung.security.name_book import NameBook
 from farflung.security.ticket_book import TicketBook
 from farflung.transports.addresses import reachable_host
 from farflung.transports.punching.observer import AddressObserver
-from farflung.transports.rpc import RpcHost, RpcServer
+from farflung.transports.rpc.server import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 
@@ -321,8 +321,9 @@ class Broker:
 
     def _same_host(self, one: str, other: str) -> bool:
         members = self.runs.machine.members
-        hosts = [members[name].offer.host for name in (one, other) if name in members]
-        return len(hosts) == 2 and bool(hosts[0]) and hosts[0] == hosts[1]
+        found = [members.get(name) for name in (one, other)]  # without the lock: a member may just leave
+        hosts = {"" if member is None else member.offer.host for member in found}
+        return len(hosts) == 1 and "" not in hosts
 
     def _other_port(self, port: int) -> int:
         """Return the one of the two ports that ``port`` is not: each NAT type treats two ports in its own way."""

@@ -119,6 +119,8 @@ class RestoredRuns:
             names=live.last_plan.devices if expected and live.last_plan is not None else (),
             helped=live.job.plan.helpers,
             unreliable=unreliable_of(live.job, live.submission.topology),
+            exclude=live.job.limits.exclude,
+            engines=live.job.limits.engines,
             stopping=journaled.stopping,
             submitter=journaled.submitter,
         )

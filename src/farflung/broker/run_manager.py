@@ -197,6 +197,8 @@ class RunManager:
                 recoveries=job.most_recoveries,
                 helped=job.plan.helpers,
                 unreliable=unreliable_of(job, live.submission.topology),
+                exclude=job.limits.exclude,
+                engines=job.limits.engines,
                 submitter=live.submission.submitter,
             )
         )

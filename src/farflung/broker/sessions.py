@@ -25,7 +25,7 @@ from farflung.protocol.leases import BEATS
 from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
-from farflung.transports.rpc import Call, FrameStream
+from farflung.transports.rpc.calls import Call, FrameStream
 from farflung.wire.frames import Frame, run_of
 
 __all__ = ["SessionEvents", "Sessions"]

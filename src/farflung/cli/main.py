@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments, standalone_mode=True, prog_name="farflung")
     except FarflungError as error:
-        from farflung.telemetry.foreign_text import printable  # here: --help needs no telemetry
+        from farflung.foreign_text import printable  # here: --help needs no telemetry
 
         typer.echo(f"farflung: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)

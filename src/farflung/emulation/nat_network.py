@@ -24,9 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from farflung.cluster.nat_types import NatType
 from farflung.emulation.kernel import inside, make_namespace, require_root
 from farflung.errors import EmulationError
+from farflung.nat_types import NatType
 
 __all__ = ["BROKER", "NatNetwork", "missing_programs", "router_rules"]
 

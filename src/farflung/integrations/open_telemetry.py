@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from farflung.clock import monotonic, wall_time
-from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.schema import Message
 from farflung.messages.watching import RecordLine
 from farflung.telemetry.records import EvaluationRecord, Record, RecoveryRecord, StepRecord, read_record
@@ -31,9 +30,10 @@ from farflung.tracking.secrets import one_line
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["TraceExporter", "open_exporter", "wants_traces"]
+    from farflung.messages.conversions.step_reports import StepReport
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+__all__ = ["TraceExporter", "open_exporter"]
+
 #: Items that wait at most (lists of spans, and records), spans of one request, and seconds between requests.
 _MOST_WAITING, _BATCH, _PAUSE = 4096, 512, 1.0
 #: Seconds for the last request when the process ends.
@@ -63,16 +63,8 @@ class _Timed:
     root: bool = False
 
 
-def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the ``environment`` asks for traces over OTLP."""
-    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none"
-    return not off and any(environment.get(name) for name in _ENDPOINTS)
-
-
 def open_exporter(service: str, name: str, say: Callable[[str], None]) -> TraceExporter | None:
-    """Return an exporter if the environment asks for one. ``say`` receives one line if that is not possible."""
-    if not wants_traces():
-        return None
+    """Return an exporter (see ``extras.wants_traces``). ``say`` receives one line if that is not possible: None."""
     if find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         say("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, and OpenTelemetry is not installed: pip install 'farflung[otel]'")
         return None

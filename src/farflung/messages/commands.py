@@ -75,7 +75,7 @@ Addresses = dict[Member, Address]
 #: Member -> the relays (name, address) that reach it, the best first.
 Routes = dict[Member, Annotated[tuple[tuple[Member, Address], ...], Meta(max_length=_MOST_RELAYS)]]
 #: 16 random bytes.
-Token = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Token = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Pairs = Annotated[tuple[tuple[Member, Member], ...], Meta(max_length=_MOST_PAIRS)]
 
 

@@ -9,7 +9,9 @@ from farflung.messages.schema import Channel, Message, kind_of, type_of
 from farflung.messages.wire_form import decode, decode_as, encode
 
 if TYPE_CHECKING:
-    from farflung.transports.rpc import Call, RpcClient, RpcServer
+    from farflung.transports.rpc import RpcClient
+    from farflung.transports.rpc.calls import Call
+    from farflung.transports.rpc.server import RpcServer
     from farflung.wire.frames import Frame
 
 __all__ = ["ask", "ask_all", "serve", "serve_all"]

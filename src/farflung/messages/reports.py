@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from farflung.cluster.nat_types import NatType
 from farflung.messages.commands import DecisionItem
 from farflung.messages.schema import (
     FINITE,
@@ -33,6 +32,7 @@ from farflung.messages.schema import (
     Version,
 )
 from farflung.messages.watching import BatchItem
+from farflung.nat_types import NatType
 
 __all__ = [
     "MOST_RETAINED_STEPS",

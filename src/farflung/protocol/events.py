@@ -165,6 +165,7 @@ class RunSubmitted:
 
     ``recoveries``: the run survives this many consecutive losses without a new step (0: the first loss ends it). ``helped``: its
     plans are for reliable workers, and unreliable ones help these; ``unreliable``: workers that its topology marks as such.
+    ``exclude``, ``engines``: the limits of its job, which hold for helpers, too.
     """
 
     run: str
@@ -172,6 +173,8 @@ class RunSubmitted:
     recoveries: int = 0
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    exclude: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
     submitter: str = ""
 
 
@@ -195,6 +198,8 @@ class RunRestored:
     names: tuple[str, ...] = ()
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    exclude: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
     stopping: bool = False
     submitter: str = ""
 

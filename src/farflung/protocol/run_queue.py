@@ -121,6 +121,8 @@ class RunQueue:
             recoveries=event.recoveries,
             helped=event.helped,
             unreliable=event.unreliable,
+            exclude=event.exclude,
+            engines=event.engines,
             submitter=event.submitter,
         )
         return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from farflung.job.engine_ranges import in_ranges
 from farflung.protocol.members import Member
 
 __all__ = ["MemberFailure", "Run", "RunState"]
@@ -87,6 +88,9 @@ class Run:
     #: Its plans are for reliable workers only; ``unreliable`` ones help them.
     helped: bool = False
     unreliable: frozenset[str] = frozenset()
+    #: The limits of its job: who gets no work, and which engines do (empty: all).
+    exclude: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
     helpers: set[str] = field(default_factory=set)
     #: helper -> how often it failed in this attempt
     failed_helpers: dict[str, int] = field(default_factory=dict)
@@ -94,6 +98,11 @@ class Run:
     def plans_for(self, member: Member) -> bool:
         """Return whether ``member`` may have a stage; otherwise it may help."""
         return not self.helped or (member.offer.reliable and member.name not in self.unreliable)
+
+    def bars(self, member: Member) -> bool:
+        """Return whether the limits of its job leave ``member`` out."""
+        named = not {member.name, member.offer.region}.isdisjoint(self.exclude)
+        return named or not in_ranges(member.offer.versions.get("engine", ""), self.engines)
 
     @property
     def source(self) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from farflung.telemetry.foreign_text import printable
+from farflung.foreign_text import printable
 from farflung.telemetry.records import StepRecord
 from farflung.telemetry.terminal import terminal
 from farflung.units import Seconds

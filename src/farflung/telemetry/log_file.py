@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.clock import date_text, wall_time
-from farflung.telemetry.foreign_text import printable
+from farflung.foreign_text import printable
 
 __all__ = ["LogPart", "LogWriter", "read_last", "read_more"]
 

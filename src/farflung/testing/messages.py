@@ -6,6 +6,7 @@ text, and takes little memory. A decoded message is one like any other: it can b
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from msgspec import inspect as types
 
 from farflung.errors import WireError
 from farflung.messages.array_headers import ELEMENT_TYPES, ArrayHeader
-from farflung.messages.schema import SHA256, Channel, Message, type_of
+from farflung.messages.schema import Channel, Message, type_of
 from farflung.messages.wire_form import decode, encode
 from farflung.testing.damage import bent, hurt
 from farflung.wire.frames import Frame, decode_frame, encode_frame
@@ -30,6 +31,8 @@ MOST_MEMORY = 1 << 20
 _MOST_ITEMS = 3
 #: How often a made header is tried: a type may refuse fields that do not go together.
 _TRIES = 50
+#: The pattern of a text that is a number of hexadecimal digits.
+_HEXADECIMAL = re.compile(r"\^\[0-9a-f\]\{(\d+)\}\\Z")
 
 Make = Callable[[Any, np.random.Generator], Any]
 
@@ -180,8 +183,8 @@ def _some_number(kind: types.IntType | types.FloatType, generator: np.random.Gen
 
 
 def _some_text(kind: types.StrType, generator: np.random.Generator) -> str:
-    if kind.pattern == SHA256:
-        return generator.bytes(32).hex()
+    if digits := _HEXADECIMAL.fullmatch(kind.pattern or ""):
+        return generator.bytes(int(digits[1]) // 2).hex()
     longest = kind.max_length if kind.max_length is not None else 8
     length = longest if longest < 500 and generator.random() < 0.1 else int(generator.integers(0, min(longest, 8) + 1))
     return "".join(generator.choice(list("aé~0/ "), length))
@@ -214,6 +217,7 @@ _MAKERS: Mapping[type[types.Type], Make] = {
     types.TupleType: lambda kind, generator: [_some(item, generator) for item in kind.item_types],
     types.DictType: _some_map,
     types.UnionType: _some_choice,
+    types.EnumType: lambda kind, generator: [each.value for each in kind.cls][int(generator.integers(len(kind.cls)))],
     types.LiteralType: lambda kind, generator: kind.values[int(generator.integers(len(kind.values)))],
     types.BoolType: lambda kind, generator: bool(generator.integers(2)),
     types.BytesType: lambda kind, generator: generator.bytes(int(generator.integers(0, 9))),

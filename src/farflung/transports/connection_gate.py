@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from farflung.clock import monotonic
+from farflung.errors import FarflungError
+from farflung.transports.addresses import host_and_port
 from farflung.transports.descriptors import descriptor_limit
-from farflung.transports.punching.observation import MAGIC, REQUEST
+from farflung.transports.punching.observation import MAGIC, REQUEST, plain_place
 from farflung.units import counted
 
 __all__ = ["ConnectionGate", "GateLimits", "Newcomer", "PassOn", "crowded_out", "gate_limits", "group_of"]
@@ -177,9 +179,7 @@ class ConnectionGate:
                 self._make_room()
                 return
             sock.setblocking(False)
-            host = host.removeprefix("::ffff:")  # an IPv4 caller at a socket for both versions
-            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            one = _Waiting(sock, place, group_of(host), monotonic() + limits.seconds)
+            one = _Waiting(sock, plain_place(host_and_port(host, port)), group_of(host), monotonic() + limits.seconds)
             leaves = crowded_out(self._waiting, one.group, most=limits.waiting, of_address=limits.of_address)
             if leaves is not None:
                 self._drop(leaves)
@@ -214,7 +214,7 @@ class ConnectionGate:
             one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         try:
             (self._asked_to_observe(one.sock) or self._pass_on)(one.sock, one.place)
-        except OSError:
+        except (OSError, LookupError, ValueError, FarflungError):  # what a stranger sends must not end this thread
             one.sock.close()
 
     def _asked_to_observe(self, sock: socket.socket) -> PassOn | None:
@@ -230,13 +230,14 @@ class ConnectionGate:
         head = sock.recv(_TLS_HEAD + _TLS_MOST if self._tls else 1, socket.MSG_PEEK)
         if not head:
             raise ConnectionAbortedError
-        if self._observe is not None and MAGIC.startswith(head[: len(MAGIC)]):
-            return REQUEST if len(head) < REQUEST and self._tls else 0
         if not self._tls:
             return 0
-        if head[0] != _TLS_HANDSHAKE:
+        if self._observe is not None and MAGIC.startswith(head[: len(MAGIC)]):
+            whole = REQUEST
+        elif head[0] == _TLS_HANDSHAKE:
+            whole = _TLS_HEAD + int.from_bytes(head[3:5], "big") if len(head) >= _TLS_HEAD else _TLS_HEAD
+        else:
             raise ValueError
-        whole = _TLS_HEAD + int.from_bytes(head[3:5], "big") if len(head) >= _TLS_HEAD else _TLS_HEAD
         if whole > _TLS_HEAD + _TLS_MOST or len(head) < sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT):
             raise ValueError  # longer than a record; or the system woke this thread early, so nothing more will come
         return whole if len(head) < whole else 0

@@ -18,12 +18,13 @@ from typing import Literal
 import psutil
 
 from farflung.clock import date_text, monotonic, wall_time
-from farflung.cluster.nat_types import NatType
 from farflung.engines import ComputeDevice, get_engine
 from farflung.engines.isolated.lockdown import PROTECTIONS
 from farflung.engines.isolation import missing
-from farflung.errors import ConnectionLost, InputError
+from farflung.errors import ConnectionLost, EngineCrashed, InputError
 from farflung.extras import ENGINE_LIBRARIES, installed_engines
+from farflung.foreign_code import first_line, translated
+from farflung.nat_types import NatType
 from farflung.security import split_address
 from farflung.transports.addresses import congestion_control, reachable_host
 from farflung.transports.punching.nat_probe import find_nat
@@ -121,9 +122,13 @@ def _accelerators(engine: str, devices: Callable[[], Sequence[ComputeDevice]], n
     title = ENGINE_LIBRARIES[engine].title
     what = f"accelerators of {title}"
     try:
-        found = devices()
+        with translated(partial(_failed, title)):
+            found = devices()
     except InputError as error:
         return Finding(what=what, found=f"not known: {error}", level="bad", remedy=f"pip install 'farflung[{engine}]'")
+    except EngineCrashed as error:
+        remedy = f"install it anew, or uninstall it: pip install --force-reinstall 'farflung[{engine}]'"
+        return Finding(what=what, found=f"not known: {error}", level="bad", remedy=remedy)
     accelerators = [str(device) for device in found if device.kind != "cpu"]
     if accelerators:
         return Finding(what=what, found=", ".join(accelerators))
@@ -132,6 +137,11 @@ def _accelerators(engine: str, devices: Callable[[], Sequence[ComputeDevice]], n
         remedy = f"this machine has an NVIDIA GPU that {title} does not see: install its CUDA build and a matching driver"
         return Finding(what=what, found=there, level="hint", remedy=remedy)
     return Finding(what=what, found=there)
+
+
+def _failed(title: str, error: Exception) -> Exception:
+    """What to report where a library that is installed raises ``error``, as one does whose parts do not fit together."""
+    return error if isinstance(error, InputError) else EngineCrashed(f"{title} fails: {first_line(error)}")
 
 
 def _port(port: int) -> Finding:

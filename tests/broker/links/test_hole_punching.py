@@ -80,13 +80,22 @@ def test_nobody_is_sent_to_an_address_that_no_worker_may_advertise(place: str) -
     assert broker.sent == []
 
 
-def test_nobody_is_sent_to_a_private_address_of_another_network() -> None:
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [
+        ("8.8.8.8:4001", "192.168.1.20:4002"),
+        ("8.8.8.8:4001", "100.64.0.7:4002"),  # a carrier's network
+        ("192.168.1.20:4001", "100.64.0.7:4002"),
+        ("[2600::1]:4001", "8.8.8.8:4002"),  # no socket dials from the one to the other
+    ],
+)
+def test_nobody_is_sent_to_an_address_of_another_network(near: str, far: str) -> None:
     """The other end would dial a machine of its own network that has this address."""
     broker = Broker("ab")
     broker.punching.request("a", "b")
     orders = broker.observes()
-    broker.punching.seen(orders["a"].token, "8.8.8.8:4001")
-    broker.punching.seen(orders["b"].token, "192.168.1.20:4002")
+    broker.punching.seen(orders["a"].token, near)
+    broker.punching.seen(orders["b"].token, far)
     assert broker.sent == []
 
 
@@ -100,6 +109,32 @@ def test_only_members_of_one_machine_are_sent_to_its_loopback(one_host: bool) ->
     broker.punching.seen(orders["a"].token, "127.0.0.1:4001")
     broker.punching.seen(orders["b"].token, "127.0.0.1:4002")
     assert len(broker.sent) == (2 if one_host else 0)
+
+
+def test_the_newest_attempt_of_a_pair_replaces_the_others() -> None:
+    broker = Broker("ab")
+    broker.punching.request("a", "b")
+    old = broker.observes()
+    broker.punching.request("a", "b")
+    new = broker.observes()
+    for name, place in (("a", NEAR), ("b", FAR)):
+        broker.punching.seen(old[name].token, place)
+    assert broker.sent == []
+    for name, place in (("a", NEAR), ("b", FAR)):
+        broker.punching.seen(new[name].token, place)
+    assert {name for name, _ in broker.sent} == {"a", "b"}
+
+
+def test_a_member_with_many_attempts_keeps_nobody_else_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hole_punching, "_MOST_OF_MEMBER", 1)
+    broker = Broker("ab", "ac", "db", "ef")
+    broker.punching.request("a", "b")
+    assert sorted(broker.observes()) == ["a", "b"]
+    for pair in ("ac", "db"):
+        broker.punching.request(*pair)
+    assert broker.sent == []
+    broker.punching.request("e", "f")
+    assert sorted(broker.observes()) == ["e", "f"]
 
 
 def test_attempts_end_with_time_with_a_member_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

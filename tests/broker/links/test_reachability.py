@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from farflung.broker.links.reachability import Reachability
-from farflung.cluster.nat_types import NatType
 from farflung.errors import ConnectionLost, SecurityError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
+from farflung.nat_types import NatType
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 from farflung.transports.base import PUNCHED
@@ -148,6 +148,8 @@ def test_a_pair_that_fails_again_and_again_needs_a_relay() -> None:
     assert cluster.reachability.apart(members) == frozenset()
     cluster.reachability.holes.ended("a", "b", reached=False)
     assert cluster.reachability.apart(members) == {("a", "b")}
+    cluster.reachability.holes.ended("a", "b", reached=True)
+    assert cluster.reachability.apart(members) == frozenset(), "it needs none once it connects again"
     assert cluster.reachability.holes.allows("a", "b")
     assert not cluster.reachability.holes.allows("b", "a")
     cluster.reachability.lost("b")

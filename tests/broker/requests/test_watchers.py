@@ -11,7 +11,7 @@ from farflung.broker.run_table import RunTable
 from farflung.messages.calls import Watch
 from farflung.protocol.events import Event, RunFailed
 from farflung.security import Caller
-from farflung.transports.rpc import Call
+from farflung.transports.rpc.calls import Call
 from farflung.transports.rpc.channel import CallThreads
 from tests.support.quiet import until
 

@@ -16,6 +16,7 @@ from farflung.cli.runs.run_screen import RunScreen
 from farflung.cli.runs.run_view import RunView
 from farflung.client.connection import Client
 from farflung.errors import TrainingError
+from farflung.foreign_text import printable
 from farflung.messages.schema import Message
 from farflung.messages.watching import (
     CheckpointWritten,
@@ -33,7 +34,6 @@ from farflung.plan import LinkPlan, Plan, Replica, Stage
 from farflung.plan.document import plan_to_json
 from farflung.plan.model import SyncPlan
 from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
-from farflung.telemetry.foreign_text import printable
 
 WIDE = "stage  device  " + "modules of a long name  " * 6
 LINE = "plan: 2 stages on laptop, office; predicted step 1.50 s (2 samples/s); bottleneck: computing on office"

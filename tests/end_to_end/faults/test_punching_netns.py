@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from farflung.checkpoint import CheckpointReader
-from farflung.cluster.nat_types import NatType
 from farflung.emulation.nat_network import BROKER, NatNetwork, missing_programs
 from farflung.job import load_job
+from farflung.nat_types import NatType
 from farflung.telemetry import RunFolder
 from tests.support.command_processes import Program
 from tests.support.loopback import LINES, plainly, same

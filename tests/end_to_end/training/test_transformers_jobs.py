@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from farflung.cli.main import main
+from farflung.foreign_text import printable
 from farflung.job import JobSpec
-from farflung.telemetry.foreign_text import printable
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_folder, text_job
 from tests.support.model_folders import save_tokenizer
 

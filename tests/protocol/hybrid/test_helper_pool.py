@@ -70,6 +70,21 @@ def test_other_runs_use_unreliable_members_as_others():
     assert machine.handle(RunSubmitted(run="r", workers=None)) == [MakePlan(run="r", members=("u",), attempt=1)]
 
 
+def test_the_limits_of_the_job_hold_for_helpers():
+    machine = BrokerMachine()
+    versions = {"u": "jax 0.10.2", "v": "torch 2.13.0+cpu", "w": "", "x": "torch 2.13.0", "y": "torch 2.13.0"}
+    for name, engine in versions.items():
+        region = "far" if name == "y" else "home"
+        offer = Offer(memory=1e9, speed=1e9, reliable=False, versions={"engine": engine}, region=region)
+        machine.handle(MemberJoined(name=name, address="x:1", offer=offer))
+    machine.handle(RunSubmitted(run="r", workers=None, helped=True, exclude=("x", "far"), engines=("torch==2.13.*",)))
+    join(machine, "a")
+    machine.handle(PlanMade(run="r", attempt=1, devices=("a",)))
+    told = machine.handle(RunPrepared(run="r", name="a", attempt=1))
+    assert [command.name for command in told if isinstance(command, AskHelper)] == ["v", "w"]
+    assert [member.name for member in machine.may_help("r")] == ["v", "w"]
+
+
 def test_a_lost_helper_costs_no_attempt():
     machine, _ = running("u")
     assert machine.handle(MemberLost(name="u", cause="killed")) == [HelperGone(run="r", name="u", cause="killed")]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from farflung.cluster.nat_types import NatType, Way, way_between
 from farflung.emulation.nat_network import BROKER, NatNetwork, missing_programs
 from farflung.errors import ConnectionLost
+from farflung.nat_types import NatType, Way, way_between
 from farflung.security import split_address
 from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching.hole_puncher import punch

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from farflung.cluster.nat_types import NatType
 from farflung.errors import ConnectionLost
+from farflung.nat_types import NatType
 from farflung.transports import Insecure
 from farflung.transports.connection_gate import ConnectionGate
+from farflung.transports.punching import nat_probe
 from farflung.transports.punching.nat_probe import find_nat
 from farflung.transports.punching.observation import MAGIC, NO_TOKEN, new_token, observe, open_port, plain_place
 from farflung.transports.punching.observer import AddressObserver
-from farflung.transports.rpc import RpcClient, RpcHost, RpcServer
+from farflung.transports.rpc import RpcClient
+from farflung.transports.rpc.server import RpcHost, RpcServer
 from farflung.wire.frames import Frame
 from tests.support.quiet import PATIENCE, until
 
@@ -99,6 +101,54 @@ def test_the_control_plane_answers_observations_and_calls_at_the_same_port() -> 
         client.close()
         server.close()
         observer.close()
+
+
+class Elsewhere(socket.socket):
+    """Says that its callers come from ``source``: a test cannot send from there."""
+
+    source: tuple[str, int]
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        found, _ = super().accept()
+        return found, self.source
+
+
+@pytest.mark.parametrize(
+    ("source", "place"), [(("192.0.2.7", 0), "192.0.2.7:0"), (("::ffff:0:a00:1", 4001), "[::ffff:0:a00:1]:4001")]
+)
+def test_a_caller_from_a_strange_address_ends_no_gate(source: tuple[str, int], place: str) -> None:
+    seen: list[tuple[str, str]] = []
+    observer = AddressObserver(lambda token, place: seen.append((token, place)), lambda port: port)
+    plain = socket.create_server(("127.0.0.1", 0))
+    address = ("127.0.0.1", plain.getsockname()[1])
+    server = Elsewhere(fileno=plain.detach())
+    server.source = source
+    gate = ConnectionGate(server, lambda sock, place: None, tls=True, observe=observer.serve)
+    thread = threading.Thread(target=gate.run)
+    thread.start()
+    try:
+        for _ in range(2):
+            found = observe(address, token="01" * 16, call_back=source[1] == 0, seconds=PATIENCE)
+            with found.sock:
+                assert found.seen == place
+    finally:
+        gate.close()
+        thread.join()
+        observer.close()
+    assert seen == [("01" * 16, place)] * 2
+
+
+class Deaf(socket.socket):
+    """Its callers are gone before it accepts them."""
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        raise ConnectionAbortedError
+
+
+def test_a_call_back_that_breaks_off_did_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nat_probe, "open_port", lambda family: Deaf(fileno=open_port(family).detach()))
+    with observing() as other, observing(second=other.place[1]) as made:
+        assert find_nat(made.place) is NatType.PORT_RESTRICTED
 
 
 @pytest.mark.parametrize("answer", [b"", b"who knows", b"x" * 1000])

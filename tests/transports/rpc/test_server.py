@@ -13,9 +13,10 @@ import pytest
 
 from farflung.errors import FarflungError, WireError
 from farflung.transports import Insecure
-from farflung.transports.rpc import Call, FrameStream, RpcClient, RpcServer
+from farflung.transports.rpc import RpcClient
+from farflung.transports.rpc.calls import Call, FrameStream
 from farflung.transports.rpc.channel import CallThreads
-from farflung.transports.rpc.server import RPC_PREFIX
+from farflung.transports.rpc.server import RPC_PREFIX, RpcServer
 from farflung.wire.frames import Frame
 
 PATIENCE = 60.0

@@ -12,7 +12,9 @@ from farflung.security import Credentials, Ticket, certificate_fingerprint, fetc
 from farflung.security.authority import CertificateAuthority
 from farflung.security.ticket_book import TicketBook
 from farflung.transports import Pinned
-from farflung.transports.rpc import Call, RpcClient, RpcServer
+from farflung.transports.rpc import RpcClient
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.wire.frames import Frame
 

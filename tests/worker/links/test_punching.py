@@ -197,6 +197,45 @@ def test_a_peer_behind_a_closed_door_is_an_error_before_patience_ends(
                 waiting.result(PATIENCE)
 
 
+def test_an_attempt_that_ends_late_does_not_end_the_next_dial(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punching, "_ANSWER_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(punching, "_PUNCH_SECONDS", 0.1)
+    monkeypatch.setattr(punching, "_PATIENCE", 0.1)
+    end = rendezvous.ends["a"]
+    with pytest.raises(ConnectionLost, match="no connection within 0 s"):
+        end.dial("z")
+    monkeypatch.setattr(punching, "_PATIENCE", 10 * PATIENCE)
+    with ThreadPoolExecutor(1) as pool, socket.socket() as nobody, socket.create_server(("127.0.0.1", 0)) as peer:
+        nobody.bind(("127.0.0.1", 0))
+        waiting = pool.submit(end.dial, "z")
+        until(lambda: len(rendezvous.begun) == 2)
+        end.go(Punch(number=rendezvous.begun[0].number, address=f"127.0.0.1:{nobody.getsockname()[1]}"))
+        until(lambda: [thread.name for thread in threading.enumerate()].count("punch-z") == 1)
+        monkeypatch.setattr(punching, "_PUNCH_SECONDS", PATIENCE)
+        end.go(Punch(number=rendezvous.begun[1].number, address=f"127.0.0.1:{peer.getsockname()[1]}"))
+        waiting.result(PATIENCE).close()
+
+
+def test_one_peer_takes_few_attempts(rendezvous: Rendezvous) -> None:
+    end = rendezvous.ends["b"]
+    for number in range(10):
+        end.begin(Observe(number=number, peer="a", token="00" * 16, dials=False))
+    end.begin(Observe(number=10, peer="c", token="00" * 16, dials=False))
+    end.begin(Observe(number=11, peer="d", token="00" * 16, dials=True))  # nobody here wants it
+    end.close()
+    end.join()
+    assert sorted(line.split(" could")[0] for line in rendezvous.log) == [*["no hole to a"] * 4, "no hole to c"]
+
+
+def test_few_connections_of_an_attempt_are_greeted(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(punching, "punch", lambda port, address, seconds, stopped: (socket.socket() for _ in range(100)))
+    end = rendezvous.ends["b"]
+    end.begin(Observe(number=1, peer="a", token="00" * 16, dials=False))
+    end.go(Punch(number=1, address="127.0.0.1:4001"))
+    end.join()
+    assert len(rendezvous.taken) == 4
+
+
 def test_a_broker_that_does_not_continue_ends_an_attempt(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(punching, "_ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(punching, "_PATIENCE", 10 * PATIENCE)

@@ -14,12 +14,12 @@ from farflung.checkpoint import export_file, export_model
 from farflung.client.connection import Client
 from farflung.engines.base import Array
 from farflung.errors import InputError
+from farflung.foreign_text import printable
 from farflung.job import JobSpec, check_job, load_job, make_job
 from farflung.job.check import check_decided
 from farflung.messages.watching import Note, RecordLine, Result
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
-from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RecoveryRecord, RunResult, read_record
 from farflung.units import Seconds
 from farflung.worker.membership import join

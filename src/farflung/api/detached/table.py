@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, overload
 
-from farflung.telemetry.foreign_text import printable
+from farflung.foreign_text import printable
 from farflung.units import Seconds
 
 __all__ = ["RunStatus", "RunTable"]

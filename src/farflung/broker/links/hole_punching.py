@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,8 +24,9 @@ from farflung.transports.punching.observation import new_token
 
 __all__ = ["HolePunching"]
 
-#: Attempts at once; seconds that one may take until both ends are observed; attempts of a pair in a minute.
-_MOST_AT_ONCE, _SECONDS, _PER_MINUTE = 512, 6.0, 60.0
+#: Attempts at once, and those of one member; seconds that one may take until both ends are observed; attempts of a pair in a
+#: minute.
+_MOST_AT_ONCE, _MOST_OF_MEMBER, _SECONDS, _PER_MINUTE = 512, 32, 6.0, 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +59,19 @@ class HolePunching:
         self._rate = RateLimit(_PER_MINUTE)
 
     def request(self, name: str, peer: str) -> None:
-        """``name`` wants a connection with ``peer``. What is not allowed, or too much, is ignored: its wait is bounded."""
+        """``name`` wants a connection with ``peer``. What is not allowed, or too much, is ignored: its wait is bounded.
+
+        A pair has one open attempt at most: the newest.
+        """
         if not self._allowed(name, peer):
             return
         now = self._now()
         with self._lock:
-            self._forget(lambda attempt: now > attempt.until)
-            if len(self._attempts) >= 2 * _MOST_AT_ONCE or self._rate.take(" ".join(pair_of(name, peer)), now):
+            if self._rate.take(" ".join(pair_of(name, peer)), now):
+                return
+            self._forget(lambda attempt: now > attempt.until or set(attempt.tokens.values()) == {name, peer})
+            busy = Counter(attempt.tokens[token] for token, attempt in self._attempts.items())
+            if len(self._attempts) >= 2 * _MOST_AT_ONCE or max(busy[name], busy[peer]) >= _MOST_OF_MEMBER:
                 return
             tokens = {new_token(): name, new_token(): peer}
             attempt = _Attempt(next(self._numbers), now + _SECONDS, tokens)
@@ -84,8 +92,8 @@ class HolePunching:
             self._forget(lambda one: one is attempt)
         (one, near), (other, far) = attempt.seen.items()
         ends = [_ip(near), _ip(far)]
-        if len({end.is_private for end in ends}) > 1:
-            return  # one end shares a private network with this broker, where the other end would dial somebody else
+        if len({(end.version, end.is_global, end.is_private) for end in ends}) > 1:
+            return  # one end shares a private or carrier's network with this broker, where the other would dial somebody else
         if any(end.is_loopback for end in ends) and not self._same_host(one, other):
             return  # both come through tunnels, and each would dial its own machine
         self._send(one, Punch(number=attempt.number, address=far))

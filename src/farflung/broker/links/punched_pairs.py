@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from farflung.cluster.nat_types import NatType, Way, way_between
 from farflung.ids import Pair, pair_of
+from farflung.nat_types import NatType, Way, way_between
 
 __all__ = ["PunchedPairs"]
 
@@ -20,7 +20,9 @@ class PunchedPairs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: pair -> whether hole punching connects it
+        #: Pairs that were told to try.
+        self._allowed: set[Pair] = set()
+        #: pair -> whether hole punching connects it, once that is known
         self._punched: dict[Pair, bool] = {}
         #: pair -> how often punching has failed since it succeeded
         self._failures: dict[Pair, int] = {}
@@ -38,7 +40,7 @@ class PunchedPairs:
             return self._types.get(name)
 
     def begin(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return those of ``pairs`` that have not tried yet, unless their NATs rule it out, and allow their attempts."""
+        """Return those of ``pairs`` whose result is not known, unless their NATs rule it out, and allow their attempts."""
         with self._lock:
             new: list[Pair] = []
             counts: Counter[str] = Counter()
@@ -47,13 +49,14 @@ class PunchedPairs:
                 if not full and pair not in self._punched and not self._hopeless(pair):
                     new.append(pair)
                     counts.update(pair)
-            self._punched |= dict.fromkeys(new, False)
+            self._allowed.update(new)
             return new
 
-    def store(self, answers: Mapping[Pair, bool]) -> None:
-        """Store which pairs have connected."""
+    def store(self, tried: Collection[Pair], answers: Mapping[Pair, bool]) -> None:
+        """Store which of the pairs that have ``tried`` have connected. Without an answer in time, one has not, until it has."""
         with self._lock:
-            self._punched |= {pair: reached for pair, reached in answers.items() if pair in self._punched}  # else one is lost
+            found = dict.fromkeys(tried, False) | self._punched | dict(answers)
+            self._punched = {pair: reached for pair, reached in found.items() if pair in self._allowed}  # else a member is lost
 
     def connects(self, a: str, b: str) -> bool:
         """Return whether hole punching connects ``a`` and ``b``."""
@@ -68,21 +71,23 @@ class PunchedPairs:
     def allows(self, name: str, peer: str) -> bool:
         """Return whether the broker has told ``name`` to reach ``peer`` by hole punching."""
         with self._lock:
-            return (name, peer) in self._punched
+            return (name, peer) in self._allowed
 
     def ended(self, name: str, peer: str, *, reached: bool) -> None:
-        """An attempt that ``name`` wanted has ended. A pair that fails again and again gets a relay in the next plan."""
+        """An attempt that ``name`` wanted has ended. A pair that fails again and again gets a relay in the next plan, and one
+        that connects again gets none."""
         with self._lock:
-            if (name, peer) not in self._punched:
+            if (name, peer) not in self._allowed:
                 return
             failures = self._failures[name, peer] = 0 if reached else self._failures.get((name, peer), 0) + 1
-            if failures >= _MOST_FAILURES:
-                self._punched[name, peer] = False
+            if reached or failures >= _MOST_FAILURES:
+                self._punched[name, peer] = reached
 
     def forget(self, name: str) -> None:
         """Forget all about ``name``."""
         with self._lock:
             self._types.pop(name, None)
+            self._allowed = {pair for pair in self._allowed if name not in pair}
             self._punched = {pair: reached for pair, reached in self._punched.items() if name not in pair}
             self._failures = {pair: count for pair, count in self._failures.items() if name not in pair}
 

@@ -17,11 +17,11 @@ from itertools import combinations
 from typing import Any
 
 from farflung.broker.links.punched_pairs import PunchedPairs
-from farflung.cluster.nat_types import NatType
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
+from farflung.nat_types import NatType
 from farflung.protocol.members import Member
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import PUNCHED
@@ -138,7 +138,7 @@ class Reachability:
         self._try_second([(a, b) for a, b in doubtful if not self._reached(a, b)])
         listening = [(a, b) for a, b in doubtful if addresses[a] and addresses[b]]  # the others accept no connections
         tried = self.holes.begin([pair_of(a, b) for a, b in listening if not self._reached(a, b)])
-        self.holes.store(self._answers([(pair, PUNCHED) for pair in tried]))
+        self.holes.store(tried, self._answers([(pair, PUNCHED) for pair in tried]))
         return frozenset(pair_of(a, b) for a, b in doubtful if not self._reached(a, b))
 
     def nats(self, members: Sequence[Member]) -> Mapping[str, str]:

@@ -15,7 +15,8 @@ from farflung.messages.calls import DashboardBytes
 from farflung.messages.schema import Channel
 from farflung.messages.wire_form import decode_as, encode
 from farflung.thread_group import ThreadGroup
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 from farflung.transports.tcp.sockets import cut
 from farflung.wire.frames import Frame
 

@@ -16,7 +16,8 @@ from farflung.errors import ConnectionLost, InputError
 from farflung.messages.calls import MeasuredTopology, Profile
 from farflung.messages.remote_calls import serve_all
 from farflung.messages.schema import Message
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 
 __all__ = ["LinkProfile"]
 

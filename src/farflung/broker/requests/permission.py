@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.errors import SecurityError
 from farflung.security import Caller
-from farflung.transports.rpc import Call
+from farflung.transports.rpc.calls import Call
 
 __all__ = ["caller_of", "client_of"]
 

@@ -14,7 +14,8 @@ from farflung.messages.commands import OwnerRequest
 from farflung.messages.remote_calls import serve
 from farflung.messages.schema import Message
 from farflung.protocol.events import Event, StopRequested
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 
 __all__ = ["RunControl"]
 

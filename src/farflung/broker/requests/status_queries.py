@@ -29,7 +29,8 @@ from farflung.messages.versions import version_warnings
 from farflung.protocol.broker import Run, RunState
 from farflung.protocol.hosts import host_names
 from farflung.protocol.members import Gone, Member, MemberState
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 from farflung.version import __version__
 
 __all__ = ["StatusQueries"]

@@ -21,7 +21,8 @@ from farflung.messages.remote_calls import serve, serve_all
 from farflung.messages.schema import Message
 from farflung.messages.submission import Bundle
 from farflung.security import Caller
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 
 __all__ = ["JobCheck", "Submissions"]
 

@@ -25,7 +25,8 @@ from farflung.plan.model import Plan
 from farflung.protocol.events import Event, MemberLied, RunStalled
 from farflung.step.run_setup import Committed
 from farflung.step.sync.replica_slots import wanted_by
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 from farflung.wire.frames import Frame
 
 __all__ = ["Transfers"]

@@ -17,7 +17,8 @@ from farflung.messages.watching import JobInfo
 from farflung.protocol.events import Event, RunFailed
 from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
-from farflung.transports.rpc import Call, RpcServer
+from farflung.transports.rpc.calls import Call
+from farflung.transports.rpc.server import RpcServer
 
 __all__ = ["Watchers"]
 

@@ -7,7 +7,7 @@ import json
 import typer
 
 from farflung.errors import FarflungError
-from farflung.telemetry.foreign_text import printable
+from farflung.foreign_text import printable
 
 __all__ = ["show_cluster_logs"]
 

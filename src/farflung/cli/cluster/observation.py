@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from farflung.extras import require_metrics
+from farflung.extras import require_metrics, wants_traces
 
 if TYPE_CHECKING:
     from farflung.broker.process import Broker
+    from farflung.integrations.open_telemetry import TraceExporter
     from farflung.messages.conversions.step_reports import StepReport
     from farflung.telemetry.trace import Span
     from farflung.worker.observer import WorkObserver
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["WorkerObservation", "observed_broker"]
 
 Say = Callable[[str], None]
+
+
+def _open_traces(service: str, name: str, say: Say) -> TraceExporter | None:
+    """Return an exporter if the environment asks for one. Its module loads most of farflung, and a worker registers first."""
+    if not wants_traces():
+        return None
+    from farflung.integrations.open_telemetry import open_exporter
+
+    traces = open_exporter(service, name, say)
+    if traces is not None:
+        say("traces are exported to OTEL_EXPORTER_OTLP_ENDPOINT")
+    return traces
 
 
 @contextmanager
@@ -36,12 +49,9 @@ def observed_broker(broker: Broker, metrics: str | None, say: Say) -> Iterator[N
             collector = BrokerCollector(runs=broker.runs, sessions=broker.sessions, links=broker.network.table)
             server = stack.enter_context(MetricsServer(metrics, collector))
             say(f"metrics for Prometheus: http://{server.address}/metrics")
-        from farflung.integrations.open_telemetry import open_exporter
-
-        if (traces := open_exporter("farflung-broker", broker.address, say)) is not None:
+        if (traces := _open_traces("farflung-broker", broker.address, say)) is not None:
             stack.callback(traces.close)
             stack.callback(broker.observe(traces.message))
-            say("traces are exported to OTEL_EXPORTER_OTLP_ENDPOINT")
         yield
 
 
@@ -63,12 +73,9 @@ class WorkerObservation:
 
             self._totals = StepTotals()
             self._observers.append(self._totals)
-        from farflung.integrations.open_telemetry import open_exporter
-
-        if (traces := open_exporter("farflung-worker", name, say)) is not None:
+        if (traces := _open_traces("farflung-worker", name, say)) is not None:
             self._closing.callback(traces.close)
             self._observers.append(traces)
-            say("traces are exported to OTEL_EXPORTER_OTLP_ENDPOINT")
 
     def serve(self, service: Service) -> None:
         """Serve the metrics of ``service``.

@@ -12,10 +12,10 @@ from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_run
 from farflung.cli.options import HomeOption, TicketOption, VerboseOption
 from farflung.cli.waiting_reason import waiting_reason
-from farflung.cluster.nat_types import NatType
 from farflung.errors import InputError
+from farflung.foreign_text import printable
+from farflung.nat_types import NatType
 from farflung.protocol.members import MemberState
-from farflung.telemetry.foreign_text import printable
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, counted
 
 __all__ = ["register"]

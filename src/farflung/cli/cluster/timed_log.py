@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from farflung.clock import date_text
-from farflung.telemetry.foreign_text import printable
+from farflung.foreign_text import printable
 from farflung.telemetry.log_line import without_details
 
 __all__ = ["timed_log"]

@@ -11,8 +11,8 @@ from farflung.cli.completion import complete_run
 from farflung.cli.home import run_folder
 from farflung.cli.options import HomeOption, JsonOption, echo_json
 from farflung.errors import InputError
+from farflung.foreign_text import printable
 from farflung.telemetry.activity import Activity
-from farflung.telemetry.foreign_text import printable
 
 __all__ = ["register"]
 

@@ -18,10 +18,10 @@ from farflung.cli.runs.run_screen import RunScreen
 from farflung.cli.runs.run_view import RunView
 from farflung.client.control import ControlClient
 from farflung.errors import TrainingError
+from farflung.foreign_text import printable
 from farflung.messages.schema import Message
 from farflung.messages.watching import RecordLine, Result
 from farflung.messages.wire_form import to_plain
-from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RunResult, StepRecord
 from farflung.telemetry.terminal import terminal
 from farflung.units import Seconds, counted

@@ -21,8 +21,8 @@ from farflung.cli.options import HomeOption
 from farflung.cli.waiting_reason import waiting_line
 from farflung.client.control import ControlClient
 from farflung.errors import FarflungError, InputError
+from farflung.foreign_text import printable
 from farflung.telemetry import RunFolder
-from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.log_file import LogPart
 
 __all__ = ["register"]

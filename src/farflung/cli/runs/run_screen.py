@@ -11,7 +11,7 @@ from rich.text import Text
 
 from farflung.cli.runs.run_view import RunView
 from farflung.clock import monotonic
-from farflung.telemetry.foreign_text import printable
+from farflung.foreign_text import printable
 from farflung.telemetry.records import StepRecord
 from farflung.units import Bytes, Seconds, counted
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from farflung.cli.runs.loss_curve import LossCurve
 from farflung.client.planned_run import PlannedRun
 from farflung.clock import monotonic
+from farflung.foreign_text import printable
 from farflung.messages.schema import Message
 from farflung.messages.watching import (
     CheckpointWritten,
@@ -24,7 +25,6 @@ from farflung.messages.watching import (
 )
 from farflung.plan.report.summary import listed
 from farflung.telemetry.activity import pace
-from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Bytes, Seconds
 

@@ -22,9 +22,9 @@ from farflung.client.connection import Client
 from farflung.clock import date_text, monotonic, sleep
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError, Stopped, TrainingError
+from farflung.foreign_text import printable
 from farflung.ids import new_id
 from farflung.messages.submission import Bundle
-from farflung.telemetry.foreign_text import printable
 from farflung.telemetry.records import RunResult, StepRecord
 from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup

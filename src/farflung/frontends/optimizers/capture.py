@@ -20,7 +20,7 @@ from farflung.foreign_code import first_line
 from farflung.frontends.optimizers.notes import Line, Notes, line_text
 from farflung.frontends.optimizers.recorder import UpdateRecorder
 from farflung.frontends.optimizers.traced import is_traced, plain
-from farflung.frontends.torch.data_dependence import line_of
+from farflung.frontends.torch.checks.data_dependence import line_of
 from farflung.graph.ir import DTYPES, LocalRef
 from farflung.optim import Rule, RuleBook, StateSlot, UpdateProgram
 from farflung.optim.program import GRADIENT, PARAMETER, SETTINGS, Key

@@ -11,7 +11,7 @@ import torch
 
 from farflung.errors import CaptureError, GraphError
 from farflung.frontends.optimizers.traced import Place, is_traced, plain, traced
-from farflung.frontends.torch.data_dependence import is_between, line_of
+from farflung.frontends.torch.checks.data_dependence import is_between, line_of
 from farflung.graph.ir import DTYPES, Arg, DTypeArg, InitStep, LocalRef
 from farflung.optim.numbers import COMPARISONS, Number, apply
 

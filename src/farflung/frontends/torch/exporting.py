@@ -25,9 +25,9 @@ from torch.nn.parameter import is_lazy
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
-from farflung.frontends.torch.data_asserts import data_asserts
-from farflung.frontends.torch.data_dependence import data_dependence, no_symbols, user_line
-from farflung.frontends.torch.frozen_random import refuse_frozen_random
+from farflung.frontends.torch.checks.data_asserts import data_asserts
+from farflung.frontends.torch.checks.data_dependence import data_dependence, no_symbols, user_line
+from farflung.frontends.torch.checks.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.functions import Backward, Functions
 from farflung.frontends.torch.masks import eager_masks
 from farflung.frontends.torch.opaque import opaque_calls

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
-from farflung.frontends.torch.data_dependence import data_dependence
+from farflung.frontends.torch.checks.data_dependence import data_dependence
 
 __all__ = ["Backward", "Functions"]
 

@@ -43,6 +43,7 @@ class HelperPool:
             or (
                 self._state.may_take(run.run, member)
                 and not run.plans_for(member)
+                and not run.bars(member)
                 and run.failed_helpers.get(member.name, 0) < _HELPER_TRIES
             )
         ]

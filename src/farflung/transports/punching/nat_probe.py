@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 
-from farflung.cluster.nat_types import NatType, classify
 from farflung.errors import ConnectionLost
+from farflung.nat_types import NatType, classify
 from farflung.transports.addresses import host_and_port
 from farflung.transports.punching.observation import observe, open_port
 
@@ -44,6 +44,6 @@ def find_nat(place: tuple[str, int]) -> NatType:
 def _is_called(server: socket.socket) -> bool:
     try:
         server.accept()[0].close()
-    except TimeoutError:
+    except OSError:  # in time, or at all
         return False
     return True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from farflung.security import split_address
-from farflung.transports.punching.observation import CALL_BACK, MAGIC, NO_TOKEN, REQUEST, plain_place
+from farflung.transports.punching.observation import CALL_BACK, MAGIC, NO_TOKEN, REQUEST
 
 __all__ = ["AddressObserver"]
 
@@ -33,17 +33,18 @@ class AddressObserver:
 
         Raises:
             OSError: the caller is gone.
+            SecurityError: nobody can call back to its port 0.
         """
         with sock:
             request = sock.recv(REQUEST)
             if len(request) != REQUEST:
                 return
-            found, token = plain_place(place), request[len(MAGIC) + 1 :].hex()
-            sock.sendall(f"{found} {self._other_port(sock.getsockname()[1])}\n".encode())
+            token = request[len(MAGIC) + 1 :].hex()
+            sock.sendall(f"{place} {self._other_port(sock.getsockname()[1])}\n".encode())
         if token != NO_TOKEN:
-            self._seen(token, found)
+            self._seen(token, place)
         if request[len(MAGIC)] & CALL_BACK:
-            self._call_back(found)
+            self._call_back(place)
 
     def close(self) -> None:
         """End the calls back."""

@@ -8,10 +8,11 @@ In the order in which a call passes through them:
 - ``calls``: what a handler knows of its call, and the frames of a session.
 - ``front``: a gate and limits for connections between the network and the server.
 - ``failures``: errors of this program across gRPC, and gRPC's own errors with a cause and a remedy.
+
+The package exports the client's side alone: most commands call a broker, and none but ``farflung broker`` is one.
 """
 
-from farflung.transports.rpc.calls import Call, FrameStream
+from farflung.transports.rpc.channel import RPC_LIMITS
 from farflung.transports.rpc.client import RpcClient, RpcSession
-from farflung.transports.rpc.server import RPC_LIMITS, RpcHost, RpcServer
 
-__all__ = ["RPC_LIMITS", "Call", "FrameStream", "RpcClient", "RpcHost", "RpcServer", "RpcSession"]
+__all__ = ["RPC_LIMITS", "RpcClient", "RpcSession"]

@@ -11,26 +11,17 @@ import grpc
 
 from farflung.errors import ConnectionLost
 from farflung.security import Caller
-from farflung.transports.rpc.channel import CallThreads
+from farflung.transports.rpc.channel import CallThreads, join_frame
 from farflung.transports.rpc.front import address_behind
-from farflung.wire.frames import Frame, FrameLimits, decode_frame, encode_frame
+from farflung.wire.frames import Frame, FrameLimits, decode_frame
 
-__all__ = ["Call", "FrameStream", "RpcContext", "join_frame"]
+__all__ = ["Call", "FrameStream", "RpcContext"]
 
 T = TypeVar("T")
 #: Frames of at most so many bytes are remembered: nearly all are heartbeats, which repeat.
 _SMALL = 128
 #: What gRPC knows of a call; for the thread of the event loop only.
 RpcContext = grpc.aio.ServicerContext[bytes, bytes]
-
-
-def join_frame(frame: Frame, limits: FrameLimits) -> bytes:
-    """``frame`` as one message (TLS checks integrity, so no checksums of sections).
-
-    Raises:
-        WireError: it passes the limits.
-    """
-    return b"".join(encode_frame(frame, checksum=False, limits=limits))
 
 
 class Call:

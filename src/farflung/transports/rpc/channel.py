@@ -13,14 +13,43 @@ import grpc
 from farflung.errors import InputError, SecurityError
 from farflung.security import Caller, Credentials, key_fingerprint, read_caller, tls_name
 from farflung.transports.config import Insecure, Pinned, TransportConfig
+from farflung.wire.frames import Frame, FrameLimits, encode_frame
 
-__all__ = ["PEER_KEY", "CallThreads", "add_port", "caller_of", "open_channel"]
+__all__ = [
+    "PEER_KEY",
+    "RPC_LIMITS",
+    "RPC_PREFIX",
+    "CallThreads",
+    "add_port",
+    "caller_of",
+    "join_frame",
+    "max_message",
+    "open_channel",
+]
+
+RPC_LIMITS = FrameLimits(max_header=16 << 20, max_bytes=64 << 20)
+RPC_PREFIX = "/farflung.Control/"
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Metadata that says a caller's name where no certificate does (tests only).
 PEER_KEY = "farflung-peer"
+
+
+def max_message(limits: FrameLimits) -> int:
+    """The largest message that holds a frame within ``limits``."""
+    return limits.max_header + limits.max_bytes + 16 * limits.max_sections + 64
+
+
+def join_frame(frame: Frame, limits: FrameLimits) -> bytes:
+    """``frame`` as one message (TLS checks integrity, so no checksums of sections).
+
+    Raises:
+        WireError: it passes the limits.
+    """
+    return b"".join(encode_frame(frame, checksum=False, limits=limits))
 
 
 class CallThreads(futures.ThreadPoolExecutor):

@@ -14,10 +14,8 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, SecurityError
 from farflung.security import Credentials
 from farflung.transports.config import Insecure, Pinned, TransportConfig
-from farflung.transports.rpc.calls import join_frame
-from farflung.transports.rpc.channel import PEER_KEY, open_channel
+from farflung.transports.rpc.channel import PEER_KEY, RPC_LIMITS, RPC_PREFIX, join_frame, max_message, open_channel
 from farflung.transports.rpc.failures import explain
-from farflung.transports.rpc.server import RPC_LIMITS, RPC_PREFIX, max_message
 from farflung.wire.frames import Frame, FrameLimits, decode_frame
 
 __all__ = ["RpcClient", "RpcSession"]

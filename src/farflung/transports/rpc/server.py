@@ -22,8 +22,17 @@ from farflung.errors import FarflungError, SecurityError
 from farflung.security import Caller, Credentials
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.connection_gate import PassOn
-from farflung.transports.rpc.calls import Call, FrameStream, RpcContext, join_frame
-from farflung.transports.rpc.channel import CallThreads, add_port, caller_of, channel_options
+from farflung.transports.rpc.calls import Call, FrameStream, RpcContext
+from farflung.transports.rpc.channel import (
+    RPC_LIMITS,
+    RPC_PREFIX,
+    CallThreads,
+    add_port,
+    caller_of,
+    channel_options,
+    join_frame,
+    max_message,
+)
 from farflung.transports.rpc.event_loop import EventLoopThread
 from farflung.transports.rpc.failures import abort
 from farflung.transports.rpc.front import HANDSHAKE_SECONDS, FrontLimits, RpcFront
@@ -31,20 +40,15 @@ from farflung.transports.tcp.sockets import open_server
 from farflung.wire.frames import Frame, FrameLimits, decode_frame
 
 __all__ = [
-    "RPC_LIMITS",
-    "RPC_PREFIX",
     "CoroutineHandler",
     "RpcHost",
     "RpcServer",
     "SessionHandler",
     "StreamHandler",
     "UnaryHandler",
-    "max_message",
 ]
 
 #: What one frame of the control plane may hold; larger things travel as streams of frames.
-RPC_LIMITS = FrameLimits(max_header=16 << 20, max_bytes=64 << 20)
-RPC_PREFIX = "/farflung.Control/"
 #: At a door: what one frame may hold, and what each connection may do. There are more places for calls than connections can
 #: take, so callers that never send their message leave room for others.
 _DOOR_LIMITS, _DOOR_CALLS = FrameLimits(max_header=1 << 16, max_bytes=1 << 10, max_sections=1), 2
@@ -69,11 +73,6 @@ UnaryHandler = Callable[[Call, Frame], Frame]
 StreamHandler = Callable[[Call, Frame], Iterator[Frame]]
 SessionHandler = Callable[[Call, Iterator[Frame]], Iterator[Frame]]
 CoroutineHandler = Callable[[Call, FrameStream], Awaitable[None]]
-
-
-def max_message(limits: FrameLimits) -> int:
-    """The largest message that holds a frame within ``limits``."""
-    return limits.max_header + limits.max_bytes + 16 * limits.max_sections + 64
 
 
 class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only

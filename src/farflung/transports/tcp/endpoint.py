@@ -295,17 +295,20 @@ class TcpEndpoint:
             return False
         link.address = address
         if address == PUNCHED:
-            return self._dial_punched(link)
+            return self._dial_punched(link, seconds)
         again = max(_AGAIN_SECONDS, 4 * link.rate.round_trip) if link.peer_id else math.inf
         sock = dial(link.peer, address, self._tls, seconds, self.unfinished, again)
         self._introduce(link, sock, address)
         return True
 
-    def _dial_punched(self, link: TcpLink) -> bool:
+    def _dial_punched(self, link: TcpLink, seconds: float) -> bool:
         sock = self._events.punch(link.peer)
-        sock.settimeout(float(self.config.connect_timeout))
+        sock.settimeout(seconds)
         tune(sock)
-        sock = secure(sock, link.peer, PUNCHED, self._tls, self.unfinished)
+        try:
+            sock = secure(sock, link.peer, PUNCHED, self._tls, self.unfinished)
+        except SecurityError as error:  # another machine behind the peer's NAT: the next attempt may find the peer
+            raise ConnectionLost(f"cannot reach {link.peer} by hole punching: {error}") from error
         self._introduce(link, sock, PUNCHED)
         return True
 

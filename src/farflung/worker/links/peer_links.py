@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from farflung.clock import monotonic
 from farflung.errors import FarflungError
 from farflung.messages.conversions.probes import Probe
 from farflung.telemetry.log_line import Detail
@@ -20,6 +21,9 @@ __all__ = ["PeerLinks", "RelayService"]
 #: peer -> (name, address) of the relays that reach it, the best first.
 Relays = Mapping[str, Sequence[tuple[str, str]]]
 
+#: Seconds after which ``reach`` answers, whatever a peer does: the broker waits for 20 seconds, and then counts none as reached.
+_MOST_SECONDS = 15.0
+
 
 class PeerLinks:
     """What the broker has reported of this worker's peers, applied to the data plane."""
@@ -28,6 +32,8 @@ class PeerLinks:
         self._endpoint = endpoint
         #: Connections with peers behind NAT.
         self.punching = punching
+        #: The threads "reach".
+        self._dials = ThreadGroup()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -62,24 +68,25 @@ class PeerLinks:
         return found, self._endpoint.statistics()[peer].relay
 
     def reach(self, peers: Mapping[str, str], seconds: float) -> dict[str, bool]:
-        """Dial ``peers`` (name -> address) at the same time, for at most ``seconds``: which ones answered."""
+        """Dial ``peers`` (name -> address) at the same time, each for about ``seconds``: which ones answered soon enough."""
         found = dict.fromkeys(peers, False)
 
         def dial(peer: str, address: str) -> None:
             with suppress(FarflungError):  # the peer can't be dialled: the answer is False
                 found[peer] = self._endpoint.reach(peer, address, seconds)
 
-        threads = ThreadGroup()
-        for peer, address in peers.items():
-            threads.spawn("reach", dial, peer, address)
-        threads.join()
-        return found
+        dials = [self._dials.spawn("reach", dial, peer, address) for peer, address in peers.items()]
+        until = monotonic() + _MOST_SECONDS
+        for one in dials:
+            one.join(max(0.0, until - monotonic()))
+        return dict(found)  # a slow dial may still change it
 
     def close(self) -> None:
         """Close all links."""
         self.punching.close()
         self._endpoint.close()
         self.punching.join()
+        self._dials.join()
 
 
 class RelayService:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from dataclasses import dataclass
 
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError
@@ -30,8 +31,19 @@ __all__ = ["Punching"]
 _OBSERVE_SECONDS, _ANSWER_SECONDS, _PUNCH_SECONDS, _MORE_SECONDS = 2.0, 4.0, 4.0, 0.5
 #: Seconds from the wish to a connection, at most.
 _PATIENCE = 8.0
-#: Attempts of this worker at once; further ones are ignored, and their peers try again.
-_MOST_AT_ONCE = 32
+#: Attempts of this worker at once, and those with one peer; further ones are ignored, and their peers try again.
+_MOST_AT_ONCE, _MOST_OF_PEER = 32, 4
+#: Connections of one attempt that the end that did not want it greets.
+_MOST_CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """``address``: the peer's, once the broker has sent it. ``dial``: who waits for the connection (None: the peer does)."""
+
+    order: Observe
+    address: Future[str]
+    dial: Future[socket.socket] | None
 
 
 class Punching:
@@ -49,8 +61,8 @@ class Punching:
         self._dials: dict[str, Future[socket.socket]] = {}
         #: peer -> held while somebody dials it: there is one attempt of a pair at once
         self._turns: dict[str, threading.Lock] = {}
-        #: number of an attempt -> the peer's address, once the broker has sent it
-        self._attempts: dict[int, Future[str]] = {}
+        #: By the numbers of the broker.
+        self._attempts: dict[int, _Attempt] = {}
 
     def dial(self, peer: str) -> socket.socket:
         """Return a plain connection with ``peer``, who may be anybody until TLS has proved it.
@@ -84,7 +96,7 @@ class Punching:
         finally:
             with self._lock:
                 del self._dials[peer]
-                late = not reached and found.done() and not found.cancelled() and found.exception() is None
+                late = not found.cancel() and not reached and found.exception() is None
             if late:
                 found.result().close()
             with suppress(ConnectionLost):  # the broker is lost, and nobody plans with the answer
@@ -93,23 +105,27 @@ class Punching:
     def begin(self, order: Observe) -> None:
         """Take part in an attempt."""
         with self._lock:
-            if self._closed.is_set() or order.number in self._attempts or len(self._attempts) >= _MOST_AT_ONCE:
+            dial = self._dials.get(order.peer) if order.dials else None
+            unwanted = self._closed.is_set() or order.number in self._attempts or (order.dials and dial is None)
+            of_peer = sum(one.order.peer == order.peer for one in self._attempts.values())
+            if unwanted or len(self._attempts) >= _MOST_AT_ONCE or of_peer >= _MOST_OF_PEER:
                 return
-            address = self._attempts[order.number] = Future()
-        self._threads.spawn(f"punch-{order.peer}", self._attempt, order, address)
+            attempt = self._attempts[order.number] = _Attempt(order, Future(), dial)
+        self._threads.spawn(f"punch-{order.peer}", self._attempt, attempt)
 
     def go(self, order: Punch) -> None:
         """Dial now."""
         with self._lock:
-            address = self._attempts.get(order.number)
-            if address is not None and not address.done():
-                address.set_result(order.address)
+            attempt = self._attempts.get(order.number)
+            if attempt is not None and not attempt.address.done():
+                attempt.address.set_result(order.address)
 
     def close(self) -> None:
         """End all attempts."""
         with self._lock:
             self._closed.set()
-            waiting: list[Future[socket.socket] | Future[str]] = [*self._dials.values(), *self._attempts.values()]
+            addresses = [attempt.address for attempt in self._attempts.values()]
+            waiting: list[Future[socket.socket] | Future[str]] = [*self._dials.values(), *addresses]
             for one in waiting:
                 if not one.done():
                     one.set_exception(ConnectionLost("this worker is leaving"))
@@ -118,44 +134,46 @@ class Punching:
         """Wait for all attempts to end; the endpoint that greets peers must be closed."""
         self._threads.join()
 
-    def _attempt(self, order: Observe, address: Future[str]) -> None:
+    def _attempt(self, attempt: _Attempt) -> None:
+        order = attempt.order
         try:
             with observe(split_address(self._broker), token=order.token, seconds=_OBSERVE_SECONDS).sock as seen:
                 port = int(seen.getsockname()[1])
-                self._punch(order, port, address.result(_ANSWER_SECONDS))
+                self._punch(attempt, port, attempt.address.result(_ANSWER_SECONDS))
         except (FarflungError, OSError, TimeoutError) as error:
             cause = f"no hole to {order.peer} could be punched: {str(error) or 'the broker did not continue'}"
             self._log(Detail(cause))
-            self._give_up(order, cause)
+            self._give_up(attempt, cause)
         finally:
             with self._lock:
                 del self._attempts[order.number]
 
-    def _punch(self, order: Observe, port: int, address: str) -> None:
+    def _punch(self, attempt: _Attempt, port: int, address: str) -> None:
+        peer = attempt.order.peer
         until = monotonic() + _PUNCH_SECONDS
         over = self._closed.is_set
         with closing(punch(port, address, _PUNCH_SECONDS, lambda: over() or monotonic() > until)) as connections:
-            for sock in connections:
-                if order.dials:
-                    self._hand_over(order.peer, sock)
+            for count, sock in enumerate(connections, 1):
+                if attempt.dial is not None:
+                    self._hand_over(attempt.dial, sock)
                     return
                 # two connections may cross: the peer chooses one, and ends the other
-                self._threads.spawn(f"punched-{order.peer}", self._take_in, sock)
+                self._threads.spawn(f"punched-{peer}", self._take_in, sock)
+                if count == _MOST_CONNECTIONS:
+                    return
                 until = min(until, monotonic() + _MORE_SECONDS)
 
-        self._give_up(order, f"no hole to {order.peer} could be punched: no connection within {_PUNCH_SECONDS:.0f} s")
+        self._give_up(attempt, f"no hole to {peer} could be punched: no connection within {_PUNCH_SECONDS:.0f} s")
 
-    def _give_up(self, order: Observe, cause: str) -> None:
+    def _give_up(self, attempt: _Attempt, cause: str) -> None:
         """Tell whoever dials, if it is an attempt of this worker."""
         with self._lock:
-            waiting = self._dials.get(order.peer) if order.dials else None
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(ConnectionLost(cause))
+            if attempt.dial is not None and not attempt.dial.done():
+                attempt.dial.set_exception(ConnectionLost(cause))
 
-    def _hand_over(self, peer: str, sock: socket.socket) -> None:
+    def _hand_over(self, dial: Future[socket.socket], sock: socket.socket) -> None:
         with self._lock:
-            waiting = self._dials.get(peer)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(sock)
+            if not dial.done():
+                dial.set_result(sock)
                 return
         sock.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cluster.nat_types import NatType, Way, classify, way_between
+from farflung.nat_types import NatType, Way, classify, way_between
 
 PAGE = Path(__file__).parents[2] / "docs" / "nat.md"
 NONE, FULL, RESTRICTED, PORT, SYMMETRIC, CARRIER = NatType

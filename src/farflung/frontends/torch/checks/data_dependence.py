@@ -27,7 +27,7 @@ __all__ = ["data_check", "data_dependence", "is_between", "line_of", "no_symbols
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
 _BETWEEN = tuple(
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(np.__file__).parent, Path(__file__).parents[2])
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(np.__file__).parent, Path(__file__).parents[3])
 )
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib")})
 _LONGEST = 100

@@ -167,7 +167,7 @@ def test_draws_outside_of_the_forward_are_nobodys_business(tmp_path: Path) -> No
 
 
 def test_a_line_of_a_library_names_the_line_that_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from farflung.frontends.torch import data_dependence
+    from farflung.frontends.torch.checks import data_dependence
 
     library = tmp_path / "library"
     library.mkdir()

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from farflung.errors import CaptureError
-from farflung.frontends.torch.data_dependence import is_between, line_of
+from farflung.frontends.torch.checks.data_dependence import is_between, line_of
 
 __all__ = ["refuse_frozen_random"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 
-from farflung.frontends.torch.data_dependence import data_check
+from farflung.frontends.torch.checks.data_dependence import data_check
 
 __all__ = ["data_asserts"]
 
