@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from farflung.data import Source, absent_data, open_source
-from farflung.errors import DataError
+from farflung.data.fetching import Fetch
+from farflung.data.objects import _Store
+from farflung.errors import DataError, Stopped
 from farflung.job.spec import DataSpec
 from tests.support.s3_server import s3_server
 from tests.support.tables import NEEDS_DATASETS, write_rows
@@ -62,6 +65,43 @@ def test_a_changed_object_is_fetched_again(url: str, tmp_path: Path) -> None:
     before = first.fingerprint()
     upload(url, "one.txt", b"9876543210")
     assert opened(f"{url}/one.txt", tmp_path).fingerprint() != before
+
+
+def test_empty_objects_that_mark_folders_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consoles of object stores make them. A file system can't have one beside the folder, so the listing is made here."""
+    (tmp_path / "objects" / "a").mkdir(parents=True)
+    (tmp_path / "objects" / "a" / "one.txt").write_bytes(b"0123456789")
+    real = obstore.list
+    markers = [{"path": name, "size": 0, "e_tag": "0", "last_modified": None} for name in ("", "a")]
+    monkeypatch.setattr(obstore, "list", lambda store: [*real(store), markers])
+    assert opened((tmp_path / "objects").as_uri(), tmp_path, glob="**").size == 1
+
+
+def test_an_object_that_changes_between_listing_and_reading_is_named(url: str) -> None:
+    upload(url, "one.txt", b"0123456789")
+    store = _Store(url)
+    (item,) = store.objects()
+    upload(url, "one.txt", b"9876543210")
+    with pytest.raises(DataError, match=rf"data '{url}': one.txt changed while it was read: start the run again"):
+        list(store.pieces(item))
+
+
+def test_a_fetch_is_counted_and_ends_with_its_run(url: str, tmp_path: Path) -> None:
+    upload(url, "one.txt", b"0123456789")
+
+    def fetch(one: Fetch) -> int:
+        one.use()
+        return opened(url, tmp_path).size
+
+    over, whole = Fetch(), Fetch()
+    over.end(Stopped("over"))
+    with pytest.raises(Stopped, match=r"^over$"):
+        copy_context().run(fetch, over)
+    assert not [*(tmp_path / "cache").rglob("one.txt")]
+    assert copy_context().run(fetch, whole) == 1
+    assert whole.nbytes == 10
+    assert copy_context().run(fetch, whole) == 1
+    assert whole.nbytes == 10, "what is here is not fetched again"
 
 
 @NEEDS_DATASETS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from farflung.data import Loader, open_source
-from farflung.data.pixels import Augmentation, normalized
+from farflung.data.pixels import Augmentation, normalized, read_image
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.job import make_job
@@ -74,3 +75,17 @@ def test_what_is_refused() -> None:
         make_job({"data": {"kind": "text", "path": "x", "image": {"flip": 0.5}}})
     with pytest.raises(InputError, match=r"data.image.flip = 2.0: must be at most 1"):
         make_job({"data": {"kind": "images", "path": "x", "image": {"flip": 2.0}}})
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n", "cannot identify image file"),
+        (b"P6 9000 9000 255\n", "it has 9000 x 9000 pixels, and at most 67108864 are decoded"),
+    ],
+)
+def test_images_that_are_not_decoded(content: bytes, text: str) -> None:
+    """Pillow would give the first one to another program, and take memory for the second one."""
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(ValueError, match=text):
+        read_image(BytesIO(content), 4)

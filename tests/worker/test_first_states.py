@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace as change
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from farflung.messages.array_stream import tensor_pieces
 from farflung.messages.commands import LiveStart
 from farflung.messages.data import LentEnd, LentPiece
 from farflung.step.inbox import Inbox
+from farflung.step.stages.state_copies import most_state_bytes
 from farflung.step.stages.state_hashes import state_hashes
 from farflung.worker.first_states import _MORE_TENSORS, _TENSORS, StateFetch
 from farflung.worker.retained_states import Continuation, RetainedStates
@@ -109,3 +111,15 @@ def test_a_copy_is_compared_with_the_hash_of_its_owner(*, honest: bool) -> None:
     with pytest.raises(WireError, match=f"the copy of '{NAMES[0]}' that b sends is not what its owner computed") as caught:
         fetching.done.result(PATIENCE)
     assert caught.value.blames == "b"
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "adamw", "update": "master"}, {"name": "adamw", "update": "stochastic"}])
+def test_the_bound_holds_float32_copies_of_large_parameters(optimizer: dict[str, Any]) -> None:
+    """Parameters in bfloat16 have slots in float32: with AdamW and a copy, 14 bytes for 2."""
+    states = tuple(
+        change(state, spec=change(state.spec, dtype="bfloat16", shape=(1 << 20, 8)) if state.name in NAMES else state.spec)
+        for state in SETUP.graph.states
+    )
+    setup = change(small_setup("a", optimizer=optimizer), graphs={4: change(SETUP.graph, states=states)})
+    numbers = len(NAMES) * (8 << 20)
+    assert 14 * numbers <= most_state_bytes(setup, NAMES) < 32 * numbers

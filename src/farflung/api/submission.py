@@ -148,7 +148,7 @@ def freeze(graph: Graph, job: JobSpec) -> Graph:
     """``graph`` with the parameters of the job's frozen groups not trainable: no gradient is computed or sent for them.
 
     Raises:
-        InputError: nothing is left to train.
+        InputError: nothing is left to train, or ``precision = "fp16"`` would lose the gradients of a parameter.
     """
     spec = job.optimizer
     states = tuple(
@@ -161,6 +161,12 @@ def freeze(graph: Graph, job: JobSpec) -> Graph:
     if not found.trained:
         remedy = "loosen optimizer.groups" if spec.groups else "compute the loss from trainable parameters (requires_grad)"
         raise InputError(f"no gradient reaches a parameter that is not frozen: there is nothing to train; {remedy}")
+    narrow = min((name for name in found.trained if found.state[name].spec.dtype == "float16"), default="")
+    if narrow and job.precision == "fp16":
+        raise InputError(
+            f"precision = 'fp16' with the float16 parameter {narrow!r}: without the loss scale, small gradients become 0 in "
+            "float16; load the model in float32, or freeze the parameter"
+        )
     return found
 
 

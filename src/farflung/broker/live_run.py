@@ -95,6 +95,8 @@ class WorkerFacts:
     measured: set[str] = field(default_factory=set)
     #: worker -> what it waits for
     waits: dict[str, WaitingWorker] = field(default_factory=dict)
+    #: worker -> bytes of data that it has fetched from a store
+    fetched: dict[str, int] = field(default_factory=dict)
     #: worker -> states that it retains since the last loss
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
     #: step -> state -> hash of the newest copies, as the workers that computed them report; the last reports come last.

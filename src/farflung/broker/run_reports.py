@@ -213,6 +213,7 @@ class RunReports:
         with self.runs.changed:
             waits = part.live.workers.waits
             waits.pop(part.name, None)
+            part.live.workers.fetched[part.name] = message.fetched or 0
             if message.peers:
                 since = monotonic() - message.seconds
                 waits[part.name] = WaitingWorker(attempt=message.attempt, peers=message.peers, since=since)

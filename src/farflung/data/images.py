@@ -68,6 +68,10 @@ class ImageSource:
                 found[field] = np.stack([self._read(self._files[int(index)]) for index in indices])
         return found
 
+    def image_fields(self, fields: Collection[str]) -> frozenset[str]:
+        """The inputs."""
+        return frozenset(fields) & {"inputs"}
+
     def check(self, fields: Collection[str] | None = None) -> None:
         """See that there are images in class folders and, for the inputs, that the first one can be read."""
         self._labels  # noqa: B018 (reads the folders)

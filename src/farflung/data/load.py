@@ -40,7 +40,7 @@ class Loader:
         self.source = source
         self._dtypes = {name: placeholders[name].dtype for name in self.fields}
         self._sizes = tuple(sizes)
-        self._images = image_fields(data, self.fields.values())
+        self._images = image_fields(source, self.fields.values())
         self._augmentation = Augmentation(data.image, seed)
         self.sampler = source.sampler(seed) if isinstance(source, Mixture) else Sampler(source.size, seed)
 

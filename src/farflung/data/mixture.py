@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.data.base import Array, Source
+from farflung.data.pixels import image_fields
 from farflung.data.sampler import Permutation, Sampler
 from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
@@ -85,6 +86,10 @@ class Mixture:
                 whole = found.setdefault(field, np.empty((len(indices), *values.shape[1:]), values.dtype))
                 whole[rows] = values
         return found
+
+    def image_fields(self, fields: Collection[str]) -> frozenset[str]:
+        """Those that hold images in all parts."""
+        return frozenset(fields).intersection(*(image_fields(part, fields) for part in self.parts))
 
     def check(self, fields: Collection[str] | None = None) -> None:
         """See that the files of all parts are there."""

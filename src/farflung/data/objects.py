@@ -1,7 +1,8 @@
 """Data behind a URL: the objects of a store as files in the cache folder.
 
-A machine fetches an object once. The files lie in a folder that is named after the URL and the versions of its objects, so a
-changed object is never read under an old name. Cost: disk for what the machine reads, and memory for a piece of ``_PIECE`` bytes.
+A machine fetches an object once, in one process at a time. The files lie in a folder that is named after the URL and the versions
+of its objects, so a changed object is never read under an old name. Cost: disk for what the machine reads, and memory for a piece
+of ``_PIECE`` bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from farflung.data.base import Place
+from farflung.data.fetching import Fetch
 from farflung.errors import DataError
 from farflung.ids import content_hash
 from farflung.object_store import open_store, short
@@ -31,6 +33,8 @@ class _Object:
     name: str
     size: int
     version: str
+    #: The store's name of the content (empty: the store has none).
+    tag: str
 
 
 def mirrored(url: str, place: Place, write: Callable[[Path, Iterator[bytes]], None], wanted: Callable[[str], bool]) -> Path:
@@ -53,9 +57,11 @@ def mirrored(url: str, place: Place, write: Callable[[Path, Iterator[bytes]], No
     versions = "\n".join(f"{item.name}\t{item.size}\t{item.version}" for item in objects)
     root = place.cache / "objects" / content_hash(f"{url}\n{versions}".encode())[:32]
     root.mkdir(parents=True, exist_ok=True)
-    for item in objects:
-        if not (root / item.name).is_file():
-            write(root / item.name, store.pieces(item))
+    if not all((root / item.name).is_file() for item in objects):
+        with Fetch.current().alone(root):
+            for item in objects:
+                if not (root / item.name).is_file():
+                    write(root / item.name, store.pieces(item))
     return root / single.name if single is not None else root
 
 
@@ -87,7 +93,10 @@ class _Store:
             DataError: there is none, or one leads out of the folder.
         """
         batches = self._do(lambda obs: list(obs.list(self._store)))
-        found = sorted((_object(entry) for batch in batches for entry in batch), key=lambda item: item.name)
+        listed = sorted((_object(entry) for batch in batches for entry in batch), key=lambda item: item.name)
+        # Consoles of stores mark a folder with an empty object, which is named like the folder.
+        folders = {"", *(str(folder) for item in listed for folder in PurePosixPath(item.name).parents)}
+        found = [item for item in listed if item.size or item.name not in folders]
         for item in found:
             if ".." in PurePosixPath(item.name).parts:
                 raise DataError(f"data {self._url!r} has the object {item.name!r}, which leads out of its folder: rename it")
@@ -99,15 +108,20 @@ class _Store:
         """The content of ``item``.
 
         Raises:
-            DataError: it is not all there.
+            DataError: it is not all there, or not the version that was listed.
         """
-        stream = iter(self._do(lambda obs: obs.get(self._store, item.name).stream(min_chunk_size=_PIECE)))
-        left = item.size
+        answer = self._do(lambda obs: obs.get(self._store, item.name))
+        changed = DataError(f"data {self._url!r}: {item.name} changed while it was read: start the run again")
+        if len({item.tag, _object(answer.meta).tag} - {""}) > 1:
+            raise changed
+        stream = iter(self._do(lambda _: answer.stream(min_chunk_size=_PIECE)))
+        left, fetch = item.size, Fetch.current()
         while (piece := self._do(lambda _: next(stream, None))) is not None:
+            fetch.add(len(piece))
             left -= len(piece)
             yield bytes(piece)
         if left:
-            raise DataError(f"data {self._url!r}: {item.name} changed while it was read: start the run again")
+            raise changed
 
     def _do(self, request: Callable[[Any], Any]) -> Any:
         import obstore
@@ -125,5 +139,5 @@ def _is_local_folder(url: str) -> bool:
 
 
 def _object(entry: Any) -> _Object:
-    version = entry.get("e_tag") or str(entry.get("last_modified"))
-    return _Object(str(entry["path"]), int(entry["size"]), version)
+    tag = entry.get("e_tag") or ""
+    return _Object(str(entry["path"]), int(entry["size"]), tag or str(entry.get("last_modified")), tag.removeprefix("W/"))

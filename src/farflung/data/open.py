@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from farflung.data.base import Array, Place, Source, Split
 from farflung.data.files import default_cache
 from farflung.data.mixture import Mixture
+from farflung.data.pixels import image_fields
 from farflung.data.sampler import Permutation
 from farflung.data.tokenizers import Tokenizer
 from farflung.errors import DataError, InputError
@@ -164,6 +165,10 @@ class Subset:
         if order is None:
             order = self._order = Permutation(total, "held out")
         return self.source.batch(order(rows + first), fields)
+
+    def image_fields(self, fields: Collection[str]) -> frozenset[str]:
+        """The source's."""
+        return image_fields(self.source, fields)
 
     def check(self, fields: Collection[str] | None = None) -> None:
         """The source's."""

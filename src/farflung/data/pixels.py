@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import IO
+from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,14 @@ from numpy.typing import NDArray
 from farflung.data.base import Array
 from farflung.errors import DataError, InputError
 from farflung.ids import derive_seed
-from farflung.job.spec import DataSpec, ImageSpec
+from farflung.job.spec import ImageSpec
 
 __all__ = ["IMAGE_SUFFIXES", "Augmentation", "image_fields", "normalized", "read_image"]
 
+#: What pillow may take a file for. It decodes other formats with outside programs.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+#: An image has at most so many pixels: a decoded one takes 3 bytes for each, and a copy.
+_MOST_PIXELS = 1 << 26
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 
 
@@ -30,9 +34,12 @@ def read_image(stream: IO[bytes], size: int) -> NDArray[np.float32]:
     except ImportError:
         raise InputError("images need pillow: pip install 'farflung[images]'") from None
     try:
-        with Image.open(stream) as image:
+        with Image.open(stream, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > _MOST_PIXELS:
+                raise ValueError(f"it has {width} x {height} pixels, and at most {_MOST_PIXELS} are decoded")
             pixels = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR), np.float32)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ValueError(str(error)) from None
     found: NDArray[np.float32] = pixels.transpose(2, 0, 1) / np.float32(255)
     return found
@@ -45,11 +52,17 @@ def normalized(images: NDArray[np.float32], spec: ImageSpec) -> NDArray[np.float
     return found
 
 
-def image_fields(data: DataSpec, fields: Collection[str]) -> frozenset[str]:
-    """Those of ``fields`` that hold images."""
-    if data.kind == "images":
-        return frozenset(fields) & {"inputs"}
-    return frozenset(field for field in fields if f".{field.rpartition('.')[2]}" in IMAGE_SUFFIXES)
+@runtime_checkable
+class _HasImages(Protocol):
+    """A source that can hold images."""
+
+    def image_fields(self, fields: Collection[str]) -> frozenset[str]:
+        """Those of ``fields`` that hold images."""
+
+
+def image_fields(source: object, fields: Collection[str]) -> frozenset[str]:
+    """Those of ``fields`` that hold images in ``source``."""
+    return source.image_fields(fields) if isinstance(source, _HasImages) else frozenset()
 
 
 class Augmentation:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from farflung.data.fetching import Fetch
 from farflung.errors import DataError
 from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds
@@ -21,9 +22,9 @@ _END_SECONDS = 1.0
 class TimedReads:
     """Calls functions on the thread "data-RUN", one at a time. One thread calls ``read``; any thread may call ``end``."""
 
-    def __init__(self, run: str, place: str) -> None:
-        """``place``: where the data are, for errors."""
-        self._run, self._place = run, place
+    def __init__(self, run: str, place: str, fetch: Fetch | None = None) -> None:
+        """``place``: where the data are, for errors. ``fetch`` counts what the calls fetch."""
+        self._run, self._place, self._fetch = run, place, fetch or Fetch()
         #: Guards the fields below.
         self._changed = threading.Condition()
         self._asked: Callable[[], Any] | None = None
@@ -53,6 +54,7 @@ class TimedReads:
                     f"{what} has not come within {Seconds(limit or 0.0)} from {self._place}: "
                     "check the disk, or the network folder, that holds the data"
                 )
+                self._fetch.end(self._ended_by)
                 raise self._ended_by
             found, error = answer
         if error is not None:
@@ -72,6 +74,7 @@ class TimedReads:
         """Read no more: ``read`` raises ``error``, from any thread."""
         with self._changed:
             self._ended_by = self._ended_by or error
+            self._fetch.end(self._ended_by)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -80,6 +83,7 @@ class TimedReads:
         self._threads.join(_END_SECONDS)
 
     def _serve(self) -> None:
+        self._fetch.use()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._asked is not None or self._ended_by is not None)

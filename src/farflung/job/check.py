@@ -67,6 +67,11 @@ def _check_loss_scale(job: JobSpec) -> None:
             raise InputError(
                 f"precision = 'fp16' with {what}: a step has one loss scale for all workers; {remedy}, or set 'bf16'"
             )
+    if job.codec.memory in ("error_feedback", "both"):
+        raise InputError(
+            f"precision = 'fp16' with codec.memory = {job.codec.memory!r}: what a codec drops has the scale of its step; use "
+            "'difference', or set 'bf16'"
+        )
 
 
 def _check_verify(job: JobSpec) -> None:

@@ -343,10 +343,14 @@ class CopyHashed(RunReport, kind="copy-hashed", on=Channel.REPORTS):
 
 
 class Waits(RunReport, kind="waits", on=Channel.REPORTS):
-    """This worker has waited for ``seconds`` for messages of ``peers`` (none: it waits no more). Repeated while it waits."""
+    """This worker has waited for ``seconds`` for messages of ``peers`` (none: it waits no more). Repeated while it waits.
+
+    ``fetched``: bytes of the job's data that it has fetched from a store. Repeated while they grow.
+    """
 
     peers: Annotated[tuple[Member, ...], Meta(max_length=4096)]
     seconds: Amount
+    fetched: Count | UnsetType = UNSET
 
 
 class Evaluated(RunReport, kind="evaluation", on=Channel.REPORTS):

@@ -20,15 +20,14 @@ from farflung.messages.wire_form import encode
 from farflung.object_store import is_remote
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
+from farflung.step.stages.state_copies import most_state_bytes
 from farflung.step.stages.state_hashes import state_hashes
 from farflung.transports.base import Endpoint, Urgency
 from farflung.worker.retained_states import Continuation, RetainedStates
 
 __all__ = ["FirstStates", "StateFetch", "file_states", "weights_path"]
 
-#: A state with its optimizer slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes besides.
-_SLOTS, _MORE = 5, 1 << 20
-#: It has at most ``_TENSORS`` tensors, and a peer sends ``_MORE_TENSORS`` besides, such as sample caches.
+#: A state has at most ``_TENSORS`` tensors, and a peer sends ``_MORE_TENSORS`` besides, such as sample caches.
 _TENSORS, _MORE_TENSORS = 64, 4096
 
 
@@ -62,7 +61,7 @@ class StateFetch:
         moves, step, graph = self._from.moves, self._from.step, setup.graph
         self._retained.settle(self._run, self._attempt, self._from, setup.peers)
         for source, names in moves.items():
-            most = _MORE + _SLOTS * sum(graph.state[name].spec.nbytes for name in names if name in graph.state)
+            most = most_state_bytes(setup, names)
             self._limits[source] = most, _MORE_TENSORS + _TENSORS * len(names) + most // PIECE_BYTES
             request = StatesWanted(run=setup.run, base=self._run, attempt=self._attempt, names=tuple(sorted(names)))
             endpoint.post(source, encode(request), Urgency.CONTROL)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from farflung.data.base import Place
+from farflung.data.fetching import Fetch
 from farflung.engines.base import Engine
 from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
 from farflung.memory_budget import MemoryBudget
@@ -125,6 +126,8 @@ class RunPart(ABC):
         self.run, self.attempt = command.run, command.attempt
         #: What peers call this attempt.
         self.name = attempt_name(self.run, self.attempt)
+        #: What this part fetches of the job's data.
+        self.fetch = Fetch()
         self._requests = RunRequests()
         self._threads = ThreadGroup()
 
@@ -242,6 +245,8 @@ class CurrentPart:
         self._ended = ended
         #: Whether the last heartbeat said that the part waits.
         self._waited = False
+        #: The bytes that the last heartbeat said that the part has fetched.
+        self._fetched = 0
 
     @property
     def part(self) -> RunPart | None:
@@ -254,14 +259,20 @@ class CurrentPart:
         return self._ended
 
     def waits(self) -> Waits | None:
-        """Report for whom the part that runs now has waited for some time, and once that it waits no more. One thread calls."""
+        """Report for whom the part that runs now has waited for some time, and once that it waits no more; or what it fetches.
+
+        One thread calls.
+        """
         part = self._part
         if part is None:
             return None
         peers, seconds = part.awaited()
         peers = peers if seconds >= _WAITS_SECONDS else ()
         before, self._waited = self._waited, bool(peers)
-        return Waits(run=part.run, attempt=part.attempt, peers=peers, seconds=seconds) if peers or before else None
+        fetched, self._fetched = self._fetched, part.fetch.nbytes
+        if not (peers or before) and fetched == self._fetched:
+            return None
+        return Waits(run=part.run, attempt=part.attempt, peers=peers, seconds=seconds, fetched=self._fetched or UNSET)
 
     def named(self, run: str) -> RunPart | None:
         """The part that runs now, if peers call it ``run``; else a message is of an older attempt."""

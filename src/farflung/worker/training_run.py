@@ -64,7 +64,7 @@ class TrainingRun(RunPart):
         #: The endpoint of this run: the worker's own, or one with emulated links.
         self._endpoint: Endpoint = services.links.endpoint
         self._reports: Sequence[StepReport] = ()
-        self._reads = TimedReads(self.run, f"the data folder {services.place.base}")
+        self._reads = TimedReads(self.run, f"the data folder {services.place.base}", self.fetch)
         self._limits = command.limits
         #: From the preparation until the end of the part.
         self._engine: Engine | None = None

@@ -7,14 +7,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from farflung.broker.attempts import attempt_deadlines
-from farflung.broker.attempts.attempt_deadlines import DeadlineSettings
+from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines, DeadlineSettings
+from farflung.broker.live_run import WorkerFacts
 from farflung.engines.base import Array
 from farflung.messages.calls import ShardUpload
+from farflung.protocol.broker import RunState
+from farflung.protocol.events import Event, MemberLate
 from farflung.schedules.base import Action
 from farflung.step import ready_loop
 from farflung.step.context import StepContext
@@ -61,6 +65,32 @@ def test_a_worker_that_never_prepares_is_left_out(home: Path, monkeypatch: pytes
     (judged,) = [text for text in texts if text.startswith("worker b is planned last")]
     assert "since it did not prepare within " in judged
     assert any(text.startswith("lost: worker b is left out: it did not prepare within ") for text in texts)
+
+
+def test_a_worker_that_fetches_data_makes_progress() -> None:
+    """The deadline begins anew with every byte that the run's workers report."""
+    latest, unwritten = SimpleNamespace(step=None), SimpleNamespace(waits=False)
+    live: Any = SimpleNamespace(
+        run="r",
+        workers=WorkerFacts(),
+        planned=None,
+        result=None,
+        job=None,
+        submission=SimpleNamespace(bundle=None),
+        records=SimpleNamespace(latest=latest, unwritten=unwritten),
+    )
+    run = SimpleNamespace(run="r", state=RunState.PREPARING, attempts=1, prepared={"a"}, devices=("a", "b"))
+    machine, events = SimpleNamespace(runs={"r": run}), list[Event]()
+    runs: Any = SimpleNamespace(changed=threading.Lock(), machine=machine, all=lambda: [live])
+    deadlines = AttemptDeadlines(runs=runs, handle=events.append, warn=lambda text: None)
+    deadlines.check(0.0)
+    live.workers.fetched["b"] = 1
+    deadlines.check(601.0)
+    live.workers.fetched["other"] = 1
+    deadlines.check(1201.0)
+    assert not events
+    deadlines.check(1202.0)
+    assert events == [MemberLate(run="r", name="b", what="did not prepare within 10 min 0 s", attempt=1)]
 
 
 @pytest.mark.timeout(300)

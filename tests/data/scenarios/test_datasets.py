@@ -77,6 +77,17 @@ def test_columns_fill_the_inputs_of_their_names(tmp_path: Path) -> None:
     assert (batch["x"][:, 0] % 3 == batch["label"]).all()
 
 
+def test_a_column_that_is_called_like_a_format_holds_numbers(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"png": [[[2.0]], [[3.0]], [[4.0]]], "tif": 0.5 * i} for i in range(4)])
+    image = {"mean": (0.5, 0.5, 0.5), "flip": 1.0, "crop": 1}
+    data = DataSpec.model_validate({"kind": "dataset", "path": "rows.jsonl", "eval_fraction": 0.0, "image": image})
+    source = open_source(data, tmp_path, cache=tmp_path / "cache")
+    assert rows(source, "tif") == [0.0, 0.5, 1.0, 1.5]
+    places = {"png": TensorSpec(dtype="float32", shape=(2, 3, 1, 1)), "tif": TensorSpec(dtype="float32", shape=(2,))}
+    batch = Loader(data, source, places, [2], seed=1).batch(0, 0)
+    assert batch["png"][:, :, 0, 0].tolist() == [[2.0, 3.0, 4.0]] * 2
+
+
 def test_text_is_packed_whole(tmp_path: Path) -> None:
     tokenizer_folder(tmp_path / "tok")
     write_rows(tmp_path / "rows.jsonl", [{"text": "abcdefg"}, {"text": "hi"}, {"text": "klmno"}])

@@ -118,11 +118,44 @@ def _first(path: Path) -> None:
     path.write_bytes(b"no tar" * 300)
 
 
-@pytest.mark.parametrize("damage", [_cut, _header, _first])
+def _negative(path: Path) -> None:
+    """The third file has -1024 bytes, so the second header would be read again, without an end."""
+    with tarfile.open(path) as tar:
+        third = tar.getmembers()[2]
+    content = bytearray(path.read_bytes())
+    header = content[third.offset : third.offset + 512]
+    header[124:136] = (-1024).to_bytes(12, "big", signed=True)
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    content[third.offset : third.offset + 512] = header
+    path.write_bytes(content)
+
+
+def _without_end(path: Path) -> None:
+    content = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(content + bytes(-len(content) % 512))
+
+
+def _emptied_header(path: Path) -> None:
+    """One block of zeros, and further files behind it."""
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[: last.offset] + bytes(512) + content[last.offset + 512 :])
+
+
+@pytest.mark.parametrize("damage", [_cut, _header, _first, _negative, _without_end, _emptied_header])
 def test_a_damaged_shard_is_named(damage: Any, shards: Path) -> None:
     damage(shards / "shards" / "1.tar")
     with pytest.raises(DataError, match=r"data 'shards': 1.tar is damaged: write or copy the shard again"):
         opened(shards).check()
+
+
+def _promise() -> bytes:
+    """A file of numbers whose header names far more than follow."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)})
+    return stream.getvalue() + bytes(8)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +166,12 @@ def test_a_damaged_shard_is_named(damage: Any, shards: Path) -> None:
             {"0.npy": array(np.array([{}], object))},
             r"a file .npy in 0.tar can't be read: Object arrays cannot be loaded when allow",
         ),
+        (
+            {"0.npy": _promise()},
+            r"a file .npy in 0.tar can't be read: its header promises \[1099511627776\] values of float32, and 8",
+        ),
+        ({"0.npy": b"PK" + bytes(40)}, r"a file .npy in 0.tar can't be read: the magic string is not correct"),
+        ({"0.json": b"[" * 200_000}, r"a file .json in 0.tar can't be read: maximum recursion depth exceeded"),
         ({"0.cls": b"one"}, r"a file .cls in 0.tar can't be read: invalid literal for int"),
         ({"0.cls": b"1", "1.npy": b""}, r"a sample of 0.tar lacks, or alone has, a file .cls: make samples equal"),
         ({"0.cls": b"1", "0.CLS": b"1"}, r"0.tar has 0.CLS twice: write the shard again"),

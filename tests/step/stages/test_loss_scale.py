@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from farflung.api.submission import freeze
 from farflung.errors import InputError, TrainingError
+from farflung.messages.data import LossScaleState
+from farflung.step.run_setup import sender_of
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.loss_scale import LossScale
+from farflung.step.stages.scale_agreement import ScaleAgreement
 from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, job_of, root, run_threads
-from tests.support.small_runs import small_setup
+from tests.support.small_runs import small_graph, small_job, small_setup
 
 HIGH: dict[str, Any] = {"precision": "fp16", "loss_scale": {"initial": 2.0**24, "every": 2}}
 
@@ -72,8 +81,52 @@ def test_numbers_that_no_scale_helps_end_the_run() -> None:
             {"precision": "fp16", "plan": {"helpers": True}},
             r"precision = 'fp16' with plan.helpers = true: a step has one loss scale for all workers; remove it, or set",
         ),
+        (
+            {"precision": "fp16", "codec": {"name": "int4", "memory": "both"}},
+            r"precision = 'fp16' with codec.memory = 'both': what a codec drops has the scale of its step; use 'difference', or",
+        ),
     ],
 )
 def test_what_float16_does_not_go_with(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         job_of(**changes)
+
+
+def test_a_rollback_before_the_first_checkpoint_begins_with_the_first_scale() -> None:
+    stages = LocalStages(small_setup("a", precision="fp16"))
+    first = stages.loss_scale.factor
+    for _ in range(60):
+        stages.loss_scale.skipped()
+    assert stages.loss_scale.exhausted
+    hooks: Any = SimpleNamespace(first_states=lambda names: None, first_optimizer=lambda names: {})
+    stages.roll_back(hooks)
+    assert stages.loss_scale.factor == first
+    assert not stages.loss_scale.exhausted
+
+
+def test_a_worker_that_waits_for_the_scale_names_its_source() -> None:
+    setup, stored = small_setup("b", precision="fp16"), dict[Hashable, LossScaleState]()
+    inbox: Any = SimpleNamespace(put=stored.__setitem__, take=stored.pop)
+    context: Any = SimpleNamespace(setup=setup, inbox=inbox)
+    stages = LocalStages(setup)
+    stages.loss_scale.load({})
+    agreement = ScaleAgreement(context, stages)
+    agreement.receive("a", LossScaleState(run="r", step=3, scale=2.0, calm=1))
+    (key,) = stored
+    assert sender_of(setup, key) == "a"
+    agreement.agree(3)
+    assert stages.loss_scale.factor == 2.0
+
+
+def test_a_parameter_in_float16_is_refused() -> None:
+    graph = small_graph()
+    states = tuple(replace(s, spec=replace(s.spec, dtype="float16")) if s.name == "second.weight" else s for s in graph.states)
+    text = (
+        "precision = 'fp16' with the float16 parameter 'second.weight': without the loss scale, small gradients become 0 in "
+        "float16; load the model in float32, or freeze the parameter"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
+        freeze(replace(graph, states=states), small_job(precision="fp16"))
+    freeze(replace(graph, states=states), small_job())
+    groups = [{"match": "second", "frozen": True}]
+    freeze(replace(graph, states=states), small_job(precision="fp16", optimizer={"groups": groups}))

@@ -136,7 +136,8 @@ class AttemptDeadlines:
             return None  # the broker's disk is full, and the reports of all workers wait
         if run.state is RunState.PREPARING:
             seconds = settings.prepare + settings.times * predicted.moving
-            return Phase(run=run.run, progress=(run.attempts, len(run.prepared)), seconds=seconds)
+            fetched = sum(live.workers.fetched.get(name, 0) for name in run.devices)
+            return Phase(run=run.run, progress=(run.attempts, len(run.prepared), fetched), seconds=seconds)
         if run.state is RunState.RUNNING and _serves(live):
             return None  # it makes no steps, and may wait for requests for any time
         if run.state is RunState.RUNNING and live.progress is not None:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import content_digest
-from farflung.data.pixels import image_fields, normalized
+from farflung.data.pixels import IMAGE_SUFFIXES, normalized
 from farflung.data.tables.files import TableFiles, column_of
+from farflung.data.tables.shards import ShardTable
 from farflung.errors import DataError
 from farflung.graph.ir import DTYPES, TensorSpec
 from farflung.job.spec import DataSpec
@@ -52,9 +53,14 @@ class ColumnSource:
         for field in fields:
             column = column_of(self._table, field, self._path).with_format(None)
             found[field] = self._numbers(field, column[np.asarray(indices, np.int64).tolist()][field])
-            if field in image_fields(self._spec, (field,)):
+            if self.image_fields((field,)):
                 found[field] = normalized(found[field], self._spec.image)
         return found
+
+    def image_fields(self, fields: Collection[str]) -> frozenset[str]:
+        """Columns of shards that are named after a format: those of other tables hold numbers."""
+        found = frozenset(field for field in fields if f".{field.rpartition('.')[2]}" in IMAGE_SUFFIXES)
+        return found if found and isinstance(self._table, ShardTable) else frozenset()
 
     def check(self, fields: Collection[str] | None = None) -> None:
         """See that the files are there and that the first row has the columns."""

@@ -9,6 +9,7 @@ The places come from the headers, which are read when the run begins. Cost: 24 b
 from __future__ import annotations
 
 import json
+import math
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,9 @@ from farflung.errors import DataError
 
 __all__ = ["ShardTable", "open_shards"]
 
-_BLOCK = tarfile.BLOCKSIZE
+#: A shard ends with two blocks of zeros, or more.
+_END = 2 * tarfile.BLOCKSIZE
+_PIECE = 1 << 20
 #: Columns that hold a whole number as text.
 _NUMBERS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _TEXTS = frozenset(("txt", "text", "transcript"))
@@ -83,16 +86,18 @@ def _members(file: Path, name: str, path: str) -> Iterator[tuple[str, int, int]]
         try:
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 for member in tar:
-                    if member.offset_data + member.size > whole:
+                    tar.members.clear()  # type: ignore[attr-defined]  # the library would keep all headers
+                    # A negative size would lead back to a header that was read.
+                    if member.size < 0 or tar.offset <= member.offset or member.offset_data + member.size > whole:
                         raise DataError(damaged)
                     if member.isreg() and not member.issparse():
                         yield member.name, member.offset_data, member.size
                 end = tar.offset
         except (tarfile.TarError, ValueError, EOFError) as error:
             raise DataError(f"{damaged} ({error})") from None
-        # The library ends at a header that it can't read as if the shard ended there.
+        # The library ends at a header that it can't read, and at the end of the file, as if the shard ended there.
         stream.seek(end)
-        if any(stream.read(_BLOCK)):
+        if whole - end < _END or any(piece.count(0) < len(piece) for piece in iter(partial(stream.read, _PIECE), b"")):
             raise DataError(damaged)
 
 
@@ -139,7 +144,7 @@ class ShardTable:
             )
         try:
             return decode(content)
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, RecursionError) as error:
             raise DataError(
                 f"data {self._path!r}: a file .{column} in {file.name} can't be read: {error}; write it again"
             ) from None
@@ -158,5 +163,15 @@ def _decoder(column: str, size: int) -> Callable[[bytes], Any] | None:
 
 
 def _array(content: bytes) -> Array:
+    """The array of a .npy file. What its header promises is compared with its bytes before memory is taken for it."""
+    stream = BytesIO(content)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(stream)
+    if version not in readers:
+        raise ValueError(f"it has version {version[0]}.{version[1]} of the format, and 1.0 and 2.0 are read")
+    shape, _, dtype = readers[version](stream)
+    left = len(content) - stream.tell()
+    if not dtype.hasobject and math.prod(shape) * max(dtype.itemsize, 1) > left:
+        raise ValueError(f"its header promises {list(shape)} values of {dtype}, and {left} bytes follow")
     found: Array = np.load(BytesIO(content), allow_pickle=False)
     return found

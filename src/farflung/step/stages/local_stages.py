@@ -193,6 +193,7 @@ class LocalStages:
         self.consistent = False
         self.discard()
         self.committed = self._saved_committed
+        self.loss_scale.reset()
         return self.load_first(hooks)
 
 

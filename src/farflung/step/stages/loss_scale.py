@@ -46,9 +46,10 @@ class LossScale:
         #: The worker that sends the scale to all others when an attempt begins.
         self.source = setup.primary(setup.owner(self._anchor)) if self._anchor else setup.leader
         #: The factor of the loss in the present step.
-        self.factor = self._rule.initial if self.on else 1.0
+        self.factor = 1.0
         #: Steps in a row without an overflow.
         self._calm = 0
+        self.reset()
         #: Whether all workers have the same scale: not after states were loaded.
         self.agreed = not self.on
 
@@ -56,6 +57,10 @@ class LossScale:
     def exhausted(self) -> bool:
         """Whether a smaller scale would not help."""
         return not self.on or self.factor <= _SMALLEST
+
+    def reset(self) -> None:
+        """Begin with the first scale of the job: ``load`` finds none where no checkpoint was written."""
+        self.factor, self._calm = self._rule.initial if self.on else 1.0, 0
 
     def load(self, slots: Mapping[str, Array]) -> None:
         """Take the scale from the slots of a stage, if it is there."""

@@ -22,7 +22,7 @@ class ScaleAgreement:
         if scale.agreed:
             return
         if setup.device != scale.source:
-            scale.agree(self._context.inbox.take(("loss-scale", step)))
+            scale.agree(self._context.inbox.take(("loss-scale", step, scale.source)))
             return
         for peer in setup.peers:
             self._context.transfer.post(peer, scale.message(setup.run, step))
@@ -36,7 +36,7 @@ class ScaleAgreement:
         """
         if peer != self._scale.source:
             raise WireError(f"only {self._scale.source} sends the loss scale, not {peer}")
-        self._context.inbox.put(("loss-scale", message.step), message)
+        self._context.inbox.put(("loss-scale", message.step, peer), message)
 
     def report(self, step: int) -> None:
         """Log on the leader that ``step`` was skipped."""

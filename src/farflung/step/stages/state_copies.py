@@ -8,6 +8,7 @@ everything else on the links, coded against the copy before, which the guard has
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from farflung.errors import FarflungError, WireError
 from farflung.messages.data import CopyEnd, CopyLacksBase, CopyPiece, CopyWhole
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
+from farflung.optim import state_bytes
 from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.step.context import StepContext
+from farflung.step.run_setup import RunSetup
 from farflung.step.stages.copy_coding import Coder, Incoming, MakePiece, Version
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.state_hashes import state_hashes
@@ -28,10 +31,16 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 
-__all__ = ["StateCopies", "StateCopy"]
+__all__ = ["StateCopies", "StateCopy", "most_state_bytes"]
 
-#: A state with its optimizer slots takes at most so many times its bytes, and some more.
+#: Beside the optimizer's own slots, a state with its other slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes.
 _SLOTS, _MORE = 5, 1 << 20
+
+
+def most_state_bytes(setup: RunSetup, names: Collection[str]) -> int:
+    """Return the most bytes that the states ``names`` take with all their slots: a bound for what a peer sends."""
+    states = sum(setup.graph.state[name].spec.nbytes for name in names if name in setup.graph.state)
+    return _MORE + _SLOTS * states + math.ceil(state_bytes(setup.job.optimizer, setup.graph, names))
 
 
 class StateCopy:
@@ -199,7 +208,7 @@ class StateCopies:
     def _limit(self, owner: str) -> int:
         setup = self._context.setup
         names = {name for stage in setup.plan.stages_of(owner) for name in setup.subgraphs[stage.index].states}
-        return _MORE + _SLOTS * sum(setup.graph.state[name].spec.nbytes for name in names)
+        return most_state_bytes(setup, names)
 
     def _send(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
         outbox, run, retained_state = self._context.outbox, self._context.setup.run, copy.retained_state
