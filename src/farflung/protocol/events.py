@@ -464,7 +464,8 @@ class RunWaits:
     @property
     def text(self) -> str:
         """For what the run waits, and what to do."""
-        return f"waiting for {counted(self.missing, 'more worker')}: add workers with farflung join, or end the run with farflung stop {self.run}"
+        more = counted(self.missing, "more worker")
+        return f"waiting for {more}: add workers with farflung join, or end the run with farflung stop {self.run}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,6 +488,6 @@ class FinishRun:
     batch: FailedBatch | None = None
 
 
-_Plans = MakePlan | PrepareRun | StartRun | MigrateRun | RecoverRun | RunWaits
-RunCommand = _Plans | AskHelper | HelperGone | StopRun | AbortRun | MemberJudged | FinishRun
+_PlanCommand = MakePlan | PrepareRun | StartRun | MigrateRun | RecoverRun | RunWaits
+RunCommand = _PlanCommand | AskHelper | HelperGone | StopRun | AbortRun | MemberJudged | FinishRun
 Command = RunCommand | DismissMember
