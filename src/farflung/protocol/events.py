@@ -161,12 +161,11 @@ class MemberLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSubmitted:
-    """A job was submitted. It starts when ``workers`` workers are idle (None: when any worker is).
+class _AddedRun:
+    """``recoveries``: the run survives this many consecutive losses without a new step (0: the first loss ends it).
 
-    ``recoveries``: the run survives this many consecutive losses without a new step (0: the first loss ends it). ``helped``: its
-    plans are for reliable workers, and unreliable ones help these; ``unreliable``: workers that its topology marks as such.
-    ``exclude``, ``engines``: the limits of its job, which hold for helpers, too.
+    ``helped``: its plans are for reliable workers, and unreliable ones help these; ``unreliable``: workers that its topology
+    marks as such. ``exclude``, ``engines``: the limits of its job, which hold for helpers, too.
     """
 
     run: str
@@ -180,7 +179,12 @@ class RunSubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRestored:
+class RunSubmitted(_AddedRun):
+    """A job was submitted. It starts when ``workers`` workers are idle (None: when any worker is)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRestored(_AddedRun):
     """A run of an earlier broker process.
 
     ``attempts``: the number of its attempts, or more. ``outcome``: how it ended (empty: it did not), with ``cause`` and ``kind``.
@@ -188,21 +192,13 @@ class RunRestored:
     the newest states. For a run that is over, ``names`` are the workers that it had. ``stopping``: a stop was requested.
     """
 
-    run: str
-    workers: int | None
-    recoveries: int = 0
     attempts: int = 0
     outcome: str = ""
     cause: str = ""
     kind: str = ""
     expected: int = 0
     names: tuple[str, ...] = ()
-    helped: bool = False
-    unreliable: frozenset[str] = frozenset()
-    exclude: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
     stopping: bool = False
-    submitter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

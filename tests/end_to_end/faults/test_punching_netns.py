@@ -114,7 +114,7 @@ def test_a_broken_link_is_punched_again_and_the_run_continues(tmp_path: Path) ->
         made.network.cut("a", "b")
         made.workers["a"].until("link to b: a connection ended")
         made.network.cut("a", "")
-        made.workers["a"].until(r"link to b: goes on after \d+\.\d s")
+        made.workers["a"].until(r"link to b: connected again after \d+\.\d s")
         text = run.ends_cleanly(0)
         assert "attempt 2" not in text
         assert made.is_exact()
