@@ -10,7 +10,7 @@ import pytest
 
 from farflung.nat_types import NatType, Way, classify, way_between
 
-PAGE = Path(__file__).parents[2] / "docs" / "nat.md"
+PAGE = Path(__file__).parents[1] / "docs" / "nat.md"
 NONE, FULL, RESTRICTED, PORT, SYMMETRIC, CARRIER = NatType
 
 

@@ -120,7 +120,7 @@ def test_the_timeline_is_sorted_and_in_base_units():
     ("text", "says"),
     [
         ('at = "1 s"\nbetween = ["pc", "moon"]\nup = true', r"change\[0\]: 'moon' is no device and no region; known are box-0"),
-        ('between = ["pc", "box-0"]\nup = true', r'change\[0\].at: is missing; write e.g. at = "20 ms"'),
+        ('between = ["pc", "box-0"]\nup = true', r'change\[0\].at: is missing; write e.g. at = "24 h", "20 ms"'),
         ('at = 1\nfrom = "pc"\nup = true', r'must say between = \["a", "b"\], or from and to'),
         ('at = 1\nbetween = ["pc", "box-0"]', "says nothing to change; known are latency, bandwidth, jitter"),
         ('at = 1\ndevice = "pc"', "says nothing to change; known are uplink, downlink, nat"),

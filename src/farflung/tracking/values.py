@@ -35,7 +35,7 @@ VALUES = {
     "eval/accuracy": "right answers, 0 to 1, where the model counts them",
     "events/recoveries": "losses of workers from which the run has recovered",
     "events/recovery_seconds": "time from the loss until training continued",
-    "events/repeated_steps": "steps that were made again",
+    "events/repeated_steps": "steps that were repeated after a loss",
 }
 
 

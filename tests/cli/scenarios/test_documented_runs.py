@@ -121,6 +121,9 @@ ELSEWHERE = {
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/runs/test_checkpoint.py",
     "python -m benchmarks loss --set timed_steps=0 --set variants=dense,int8,int4,topk-10,adatopk-10,auto "
     "--set data=DATA.txt --set tune=TUNE.txt --set plot=loss-bytes.svg": "benchmarks/scenarios/test_benchmarks.py",
+    "python -m benchmarks environments --set environments=torch,torch=PYTHON,jax=PYTHON --set text=FILE": (
+        "benchmarks/scenarios/test_benchmarks.py"
+    ),
     "farflung broker --mirror s3://bucket/runs": "cli/scenarios/test_cli_processes.py",
     "farflung broker --records @records-url": "cli/cluster/test_broker_records.py",
     "farflung broker --records @records-url --standby": "cli/cluster/test_broker_records.py",
