@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import content_digest, find, opened
+from farflung.data.lazy_property import lazy_property
 from farflung.data.pixels import IMAGE_SUFFIXES, normalized, read_image
 from farflung.errors import DataError
 from farflung.graph.ir import TensorSpec
@@ -43,7 +43,7 @@ class ImageSource:
         """Number of images."""
         return len(self._files)
 
-    @cached_property
+    @lazy_property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of their numbers."""
         root, files = _images(self._spec, self._place, self._spec.path)
@@ -88,7 +88,7 @@ class ImageSource:
             found["images"] = content_digest(self._root, self._files, self._place.cache)
         return found
 
-    @cached_property
+    @lazy_property
     def _found(self) -> tuple[Path, list[Path]]:
         return _images(self._spec, self._place, self._path)
 
@@ -100,7 +100,7 @@ class ImageSource:
     def _files(self) -> list[Path]:
         return self._found[1]
 
-    @cached_property
+    @lazy_property
     def _labels(self) -> NDArray[np.int64]:
         number = {name: index for index, name in enumerate(self.classes)}
         names = [_class(self._root, file) for file in self._files]

@@ -8,7 +8,6 @@ the target of exactly one sample.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from functools import cached_property
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import atomic_file, content_digest, find, opened, resolve
+from farflung.data.lazy_property import lazy_property
 from farflung.data.tokenizers import BytesTokenizer, CharsTokenizer, FileTokenizer, Tokenizer
 from farflung.errors import DataError
 from farflung.graph.ir import TensorSpec
@@ -62,7 +62,7 @@ class TextSource:
             )
         return count
 
-    @cached_property
+    @lazy_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of ``data.tokenizer``; ``chars`` reads the training text first."""
         name = self._spec.tokenizer
@@ -113,15 +113,15 @@ class TextSource:
         key = f"{self._digest}\n{self.tokenizer.fingerprint}\n{self._spec.sequence}"
         return {"text": content_hash(key.encode())}
 
-    @cached_property
+    @lazy_property
     def _digest(self) -> str:
         return content_digest(*self._files, self._place.cache)
 
-    @cached_property
+    @lazy_property
     def _files(self) -> tuple[Path, list[Path]]:
         return find(self._path, self._spec.glob, self._place)
 
-    @cached_property
+    @lazy_property
     def _tokens(self) -> NDArray[Any]:
         tokenizer = self.tokenizer
         dtype = np.dtype("<u1" if tokenizer.size <= 1 << 8 else "<u2" if tokenizer.size <= 1 << 16 else "<u4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import content_digest
+from farflung.data.lazy_property import lazy_property
 from farflung.data.pixels import IMAGE_SUFFIXES, normalized
 from farflung.data.tables.files import TableFiles, column_of
 from farflung.data.tables.shards import ShardTable
@@ -72,11 +72,11 @@ class ColumnSource:
         """``rows``: hash of the files, which hold all columns."""
         return {"rows": content_digest(self._files.root, self._files.files, self._place.cache)}
 
-    @cached_property
+    @lazy_property
     def _files(self) -> TableFiles:
         return TableFiles(self._path, self._spec.glob, self._place, self._spec.size)
 
-    @cached_property
+    @lazy_property
     def _table(self) -> Any:
         return self._files.open()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from farflung.data.base import Array, Place
 from farflung.data.files import content_digest, inside, resolve
+from farflung.data.lazy_property import lazy_property
 from farflung.data.tables.chats import ChatTokenizer
 from farflung.data.tables.documents import ChatEncoder, Documents, Encoder, TextEncoder, open_documents
 from farflung.data.tables.files import TableFiles, column_of
@@ -58,7 +58,7 @@ class TokenSource:
             raise DataError(f"data {self._path!r} has no sample: no row has {wanted}; check the files, or shorten data.sequence")
         return len(self._samples)
 
-    @cached_property
+    @lazy_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of ``data.tokenizer``."""
         name = self._spec.tokenizer
@@ -111,24 +111,24 @@ class TokenSource:
             tokens[0] = _IGNORED  # the model shifts labels, and the document before must not predict this one
         return np.append(tokens[1:], last) if field == "targets" else tokens
 
-    @cached_property
+    @lazy_property
     def _folder(self) -> Path:
         path = resolve(self._spec.tokenizer, self._place)
         if path.is_dir():
             inside(list(path.iterdir()), self._spec.tokenizer, self._place)
         return path
 
-    @cached_property
+    @lazy_property
     def _encoder(self) -> Encoder:
         if self._spec.messages:
             return ChatEncoder(ChatTokenizer(self._folder, self._spec.tokenizer), all_count=self._spec.loss_on == "all")
         return TextEncoder(self.tokenizer)
 
-    @cached_property
+    @lazy_property
     def _files(self) -> TableFiles:
         return TableFiles(self._path, self._spec.glob, self._place)
 
-    @cached_property
+    @lazy_property
     def _key(self) -> str:
         digest = content_digest(self._files.root, self._files.files, self._place.cache)
         return f"documents-1\n{digest}\n{self._encoder.fingerprint}\n{self._spec.text or self._spec.messages}"
@@ -136,7 +136,7 @@ class TokenSource:
     def _column(self) -> Any:
         return column_of(self._files.open(), self._spec.text or self._spec.messages, self._path)
 
-    @cached_property
+    @lazy_property
     def _documents(self) -> Documents:
         stem = self._place.cache / f"documents-{content_hash(self._key.encode())}"
         column = self._spec.text or self._spec.messages
@@ -145,12 +145,12 @@ class TokenSource:
         except DataError as error:
             raise DataError(f"data {self._path!r}: {error}") from None
 
-    @cached_property
+    @lazy_property
     def _packing(self) -> Packing:
         spec = self._spec
         return pack(self._documents.offsets, spec.sequence, spec.packing, cut=bool(spec.messages))
 
-    @cached_property
+    @lazy_property
     def _samples(self) -> NDArray[np.int64]:
         """The samples of the packing in which a token counts: the mean loss over none is not a number."""
         packing = self._packing
