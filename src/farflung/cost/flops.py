@@ -164,6 +164,7 @@ _RULES: dict[str, Callable[[Operands], float]] = {
     "aten.dot.default": _product(0),
     "aten.einsum.default": _einsum,
     "aten.kron.default": lambda operands: operands.out.numel,
+    "aten.linalg_solve_triangular.default": lambda operands: operands.out.numel * operands.shape(0)[-1],
     "aten.linear.default": _product(0),
     "aten.matmul.default": _product(0),
     "aten.mm.default": _product(0),

@@ -67,7 +67,9 @@ def saved_for_backward(operands: Operands, device_kind: str) -> Kept:
 
 
 def _product(operands: Operands) -> Kept:
-    """Each factor whose partner needs a gradient."""
+    """Each factor whose partner needs a gradient; of a triangular solve the matrix and the result."""
+    if operands.op.target == "aten.linalg_solve_triangular.default":
+        return (*operands.refs()[:1], ValueRef(operands.op.name)), 0.0
     skip = 1 if operands.op.target.split(".")[1] in ("addmm", "addbmm", "addmv", "baddbmm") else 0
     factors = [ref for ref in operands.refs() if not _is_bias(operands, ref)][skip:]
     return tuple(ref for ref in factors if any(operands.needs(other) for other in factors if other is not ref)), 0.0

@@ -335,6 +335,8 @@ SIGNATURES = """
     to.device
 (Tensor self, Scalar ord=, int[1]? dim=, bool keepdim=, *, ScalarType? dtype=)
     linalg_vector_norm.default
+(Tensor self, Tensor B, *, bool upper, bool left=, bool unitriangular=)
+    linalg_solve_triangular.default
 (Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=, Scalar alpha=)
     addbmm.default baddbmm.default
 (Tensor self, Tensor mat, Tensor vec, *, Scalar beta=, Scalar alpha=)

@@ -309,6 +309,7 @@ kl_div.default: loss
 kron.default: gemm i
 l1_loss.default: loss
 layer_norm.default: norm
+linalg_solve_triangular.default: gemm
 linalg_vector_norm.default: reduction i
 linear.default: gemm
 log_softmax.int: reduction

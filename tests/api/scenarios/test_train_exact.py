@@ -56,6 +56,32 @@ def test_here(workers: int, truth: PlainResult) -> None:
     copy.deepcopy(module).load_state_dict({name: torch.from_numpy(value.copy()) for name, value in result.state_dict().items()})
 
 
+class Formats(torch.nn.Module):
+    """A layer whose result is cast with ``memory_format``, multiplied by itself, and cast back."""
+
+    def __init__(self, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(16, 4 * 8)
+        self.dtype, self.memory_format = dtype, memory_format
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.layer(x).view(2, 12, 4, 8).transpose(1, 2).to(self.dtype, memory_format=self.memory_format)
+        return torch.as_tensor((heads @ heads.transpose(-1, -2)).view(2, -1).float().square().mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last, torch.preserve_format])
+def test_casts_keep_or_change_the_layout_as_in_pytorch(dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    def batches(step: int, micro_batch: int) -> tuple[Tensor]:
+        return (torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(2 * step + micro_batch)),)
+
+    plain = PlainSettings(optimizer=SPEC, seed=3)
+    truth = plain_loop(Formats(dtype, memory_format), batches, steps=2, micro_batches=2, settings=plain)
+    module = Formats(dtype, memory_format)
+    assert_same(farflung.train(module, batches, steps=2, micro_batches=2, optimizer=SPEC, workers=2, seed=3), truth)
+
+
 def test_on_the_workers_of_a_ticket(ticket: str, truth: PlainResult) -> None:
     seen: list[int] = []
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -213,9 +214,11 @@ def recast(node: Node) -> Call | None:
     memory = given.get("memory_format")
     kwargs = {} if memory in (None, torch.preserve_format) else {"memory_format": memory}
     if before.dtype != after.dtype:
-        return Call("aten.to.dtype", (source, after.dtype), {})
+        return Call("aten.to.dtype", (source, after.dtype), kwargs)
     copies = base_name(node.target) == "_to_copy" or given.get("copy", False)  # type: ignore[arg-type]
-    return Call("aten.clone.default", (source,), kwargs) if copies or kwargs else Call("same", (source,), {})
+    # PyTorch compares formats, not strides: a transposed tensor is in the contiguous format, and is not copied
+    moves = bool(kwargs) and memory != suggest_memory_format(before)
+    return Call("aten.clone.default", (source,), kwargs) if copies or moves else Call("same", (source,), {})
 
 
 _SpecialCase = Callable[[Node, Mapping[str, Any], torch.Tensor], Call]

@@ -1,9 +1,12 @@
-"""Masks of the ``transformers`` library as an eager run makes them.
+"""Masks and linear attention of the ``transformers`` library as an eager run makes them.
 
 While anything is traced, the library gives up choices that it makes by looking: it builds a causal mask where it would rely on
 ``is_causal``, repeats keys and values where it would share them, and keeps the check for packed sequences in the graph. Other
 kernels run then, and their gradients differ in the last bits. A graph has fixed shapes and one mode, so these choices can be made
 as in an eager run; a check of values only where the values are known, because they come from ``torch.arange`` alone.
+
+Models with the gated delta rule (Qwen 3.5, OLMo hybrid) solve a triangular system in an eager run. While they are exported, they
+compute each row of its inverse instead: hundreds of operators, whose sums are rounded differently.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +26,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 __all__ = ["eager_masks"]
 
 _MODULE = "transformers.masking_utils"
+_MODELS = "transformers.models."
+_DELTA_RULE = "torch_chunk_gated_delta_rule"
 _MAX_KNOWN = 1 << 22
 
 
@@ -71,6 +77,12 @@ class _Known(TorchFunctionMode):
             self._values[id(result)] = (result, value)
 
 
+def _delta_rules() -> list[ModuleType]:
+    """The loaded models of the library that contain the gated delta rule."""
+    models = [module for name, module in list(sys.modules.items()) if name.startswith(_MODELS)]
+    return [module for module in models if isinstance(module, ModuleType) and _DELTA_RULE in vars(module)]
+
+
 @contextmanager
 def eager_masks() -> Iterator[None]:
     """While it lasts, ``transformers`` (if it is loaded) makes its masks as in an eager run."""
@@ -80,8 +92,9 @@ def eager_masks() -> Iterator[None]:
         return
     known = _Known()
     with ExitStack() as stack:
-        if hasattr(library, "is_torchdynamo_exporting"):
-            stack.enter_context(patch.object(library, "is_torchdynamo_exporting", lambda: False))
+        for module in (library, *_delta_rules()):
+            if hasattr(module, "is_torchdynamo_exporting"):
+                stack.enter_context(patch.object(module, "is_torchdynamo_exporting", lambda: False))
         original = getattr(library, "find_packed_sequence_indices", None)
         if original is not None:
 

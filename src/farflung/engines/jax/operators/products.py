@@ -29,6 +29,14 @@ def _addmm(x: Tensor, one: Tensor, two: Tensor, *, beta: float = 1, alpha: float
     return (found if alpha == 1 else alpha * found) + (x if beta == 1 else beta * x)
 
 
+@operator("linalg_solve_triangular.default")
+def _solve_triangular(x: Tensor, other: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    batch = jnp.broadcast_shapes(x.shape[:-2], other.shape[:-2])
+    matrix = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
+    right = jnp.broadcast_to(other, (*batch, *other.shape[-2:]))
+    return lax.linalg.triangular_solve(matrix, right, left_side=left, lower=not upper, unit_diagonal=unitriangular)
+
+
 @operator("einsum.default")
 def _einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Tensor:
     del path

@@ -86,6 +86,31 @@ def _addbmm(a: Any, b: Any, c: Any, beta: Any = 1, alpha: Any = 1) -> Value:
     return add(a if beta == 1 else multiply(a, beta), found if alpha == 1 else multiply(found, alpha))
 
 
+@operator("linalg_solve_triangular.default")
+def _solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Value:
+    """The X of A X = B, or of X A = B."""
+    triangle = np.triu if upper else np.tril
+    inner = (1 if upper else -1) if unitriangular else 0
+    x = value_of(a)
+    matrix = triangle(x, inner) + (np.eye(x.shape[-1], dtype=x.dtype) if unitriangular else 0)
+    turned = np.swapaxes(matrix, -1, -2)
+    found = np.linalg.solve(matrix, value_of(b)) if left else _solved_right(matrix, value_of(b))
+
+    def to_b(gradient: Any) -> Any:
+        return np.linalg.solve(turned, gradient) if left else _solved_right(turned, gradient)
+
+    def to_a(gradient: Any) -> Any:
+        moved, result = to_b(gradient), np.swapaxes(found, -1, -2)
+        return -triangle(np.matmul(moved, result) if left else np.matmul(result, moved), inner)
+
+    return absorb(found, (a, to_a), (b, to_b))
+
+
+def _solved_right(matrix: Any, right: Any) -> Any:
+    """The X of X ``matrix`` = ``right``."""
+    return np.swapaxes(np.linalg.solve(np.swapaxes(matrix, -1, -2), np.swapaxes(right, -1, -2)), -1, -2)
+
+
 @operator("einsum.default")
 def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Value:
     terms, _, result = equation.replace(" ", "").partition("->")
