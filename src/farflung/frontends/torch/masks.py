@@ -80,7 +80,7 @@ class _Known(TorchFunctionMode):
 def _delta_rules() -> list[ModuleType]:
     """The loaded models of the library that contain the gated delta rule."""
     models = [module for name, module in list(sys.modules.items()) if name.startswith(_MODELS)]
-    return [module for module in models if isinstance(module, ModuleType) and _DELTA_RULE in vars(module)]
+    return [module for module in models if _DELTA_RULE in vars(module)]
 
 
 @contextmanager
