@@ -59,6 +59,7 @@ for _module, _name in {
     "planning.planning": "Planning",
     "planning.prediction": "Prediction",
     "network.profile": "Profile",
+    "network.replicas": "Replicas",
     "network.serving": "Serving",
     "planning.shared_cores": "SharedCores",
     "planning.simulator": "SimulatorBench",
