@@ -17,10 +17,8 @@ from farflung.errors import EmulationError
 from farflung.nat_types import NatType
 from farflung.transports import Insecure, TransportConfig
 from farflung.transports.base import PUNCHED, EndpointEvents
-from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching.hole_puncher import punch
 from farflung.transports.punching.observation import Observation, observe
-from farflung.transports.punching.observer import AddressObserver
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.wire.frames import Frame
 
@@ -61,7 +59,7 @@ class Nat:
         assert isinstance(settings, NatSettings)
         nats = {"a": NatType.PORT_RESTRICTED, "b": NatType.PORT_RESTRICTED, "c": NatType.NONE, "d": NatType.NONE}
         rates: dict[str, list[float]] = {"plain": [], "punched": []}
-        with NatNetwork(nats) as network, _observer(network):
+        with NatNetwork(nats) as network, network.observers(_PORT):
             for name in nats:
                 network.limit(name, settings.mbit)
             for _ in range(settings.repeats):
@@ -85,22 +83,6 @@ class Nat:
                 ),
             ),
         )
-
-
-@contextmanager
-def _observer(network: NatNetwork) -> Iterator[None]:
-    """A broker's port, at which it says what it sees."""
-    with ExitStack() as stack:
-        observer = AddressObserver(lambda token, place: None, lambda port: port)
-        stack.callback(observer.close)
-        with network.inside(""):
-            server = socket.create_server((BROKER, _PORT))
-            gate = ConnectionGate(server, lambda sock, place: sock.close(), tls=True, observe=observer.serve)
-            thread = threading.Thread(target=gate.run)
-            thread.start()
-        stack.callback(thread.join)
-        stack.callback(gate.close)
-        yield
 
 
 @contextmanager

@@ -46,8 +46,8 @@ CASES = {
     for case in (
         LinkCase(name="8-40", mbps=8, rtt=40, nbytes=4_000_000, target=0.92),
         LinkCase(name="100-50", mbps=100, rtt=50, nbytes=64_000_000, target=0.92),
-        LinkCase(name="1000-20", mbps=1000, rtt=20, nbytes=64_000_000, target=0.90, warm=3),
-        LinkCase(name="500-100", mbps=500, rtt=100, nbytes=64_000_000, target=0.80, warm=4),
+        LinkCase(name="1000-20", mbps=1000, rtt=20, nbytes=64_000_000, target=0.91, warm=3),
+        LinkCase(name="500-100", mbps=500, rtt=100, nbytes=64_000_000, target=0.85, warm=4),
         LinkCase(name="100-50-loss", mbps=100, rtt=50, nbytes=64_000_000, target=0.80, loss=0.005),
     )
 }

@@ -21,6 +21,7 @@ from farflung.emulation import Emulation, Node
 from farflung.emulation.kernel import processes_in
 from farflung.emulation.records import RECORDS, listed, process_start
 from farflung.errors import EmulationError
+from tests.support.job_files import LIBRARY, job_text
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
@@ -320,28 +321,9 @@ def test_a_program_beside_and_counters(tmp_path):
     assert not list(RECORDS.glob(f"{os.getpid()}-*.json"))
 
 
-JOB = """
-name = "tiny"
-steps = 2
-micro_batch_sizes = [2, 2]
-workers = 2
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }
-[data]
-kind = "text"
-path = "{stdlib}"
-glob = "json/*.py"
-tokenizer = "bytes"
-sequence = 16
-[plan]
-planner = "equal_number"
-"""
-
-
 @pytest.mark.timeout(300)
 def test_a_whole_run_over_the_emulated_network(tmp_path):
-    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "job.toml").write_text(job_text(steps=2, workers=2, data=LIBRARY, plan={"planner": "equal_number"}))
     train = [sys.executable, "-m", "farflung", "submit", "job.toml"]
     done = farflung(tmp_path, "emulate", "two-laptops", "--cluster", "--home", str(tmp_path / "home"), "--counters", "--", *train)
     assert done.returncode == 0, done.stdout + done.stderr

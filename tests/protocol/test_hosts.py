@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from farflung.protocol.broker import BrokerMachine, Member
 from farflung.protocol.events import HostMeasured, MemberJoined, Offer
-from farflung.protocol.hosts import host_capacity, host_groups, host_names
+from farflung.protocol.hosts import host_capacity, host_groups, host_names, is_same_device
 
 
 def member(name: str, processors: str, host: str = "one", kind: str = "cpu") -> Member:
@@ -24,6 +26,15 @@ def test_workers_with_a_core_in_common_share_a_host() -> None:
     assert groups(member("a", ""), member("b", "")) == [], "nothing is known of them"
     assert groups(member("a", "01", host=""), member("b", "01", host="")) == []
     assert groups(member("a", "0"), member("b", "0", kind="cuda"), member("c", "0", kind="cuda")) == [["b", "c"]]
+
+
+def test_workers_on_the_same_processors_are_equally_fast() -> None:
+    one = member("a", "01").offer
+    assert is_same_device(one, replace(member("b", "01").offer, speed=2.0))
+    others = [member("b", "02"), member("b", "01", host="two"), member("b", "01", kind="cuda")]
+    assert not any(is_same_device(one, other.offer) for other in others)
+    assert not is_same_device(one, replace(one, versions={"engine": "numpy 2"}))
+    assert not is_same_device(member("a", "01", host="").offer, member("b", "01", host="").offer), "nothing is known of them"
 
 
 def test_a_name_for_the_host() -> None:

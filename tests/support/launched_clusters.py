@@ -9,23 +9,11 @@ from pathlib import Path
 import psutil
 
 from tests.support.command_processes import Program
+from tests.support.job_files import LIBRARY, job_text
 
 #: Seconds that a command may take: it starts several workers, which load PyTorch at the same time.
 _PATIENCE = 280.0
-JOB = """
-name = "tiny"
-steps = 2
-micro_batch_sizes = [2, 2]
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }
-[data]
-kind = "text"
-path = "{stdlib}"
-glob = "json/*.py"
-tokenizer = "bytes"
-sequence = 16
-"""
+JOB = job_text(steps=2, data=LIBRARY)
 
 
 class Person:

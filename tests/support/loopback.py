@@ -36,6 +36,7 @@ from farflung.worker.membership import join
 from farflung.worker.observer import WorkObserver
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
+from tests.support.job_files import job_document
 from tests.support.quiet import PATIENCE, until
 from tests.support.watched_runs import watched
 
@@ -54,19 +55,7 @@ def text_folder(place: Path) -> Path:
 
 def text_job(**changes: Any) -> JobSpec:
     """A tiny GPT on bytes; ``changes`` are top-level keys of the job file (tables are merged)."""
-    document: dict[str, Any] = {
-        "name": "tiny",
-        "seed": 3,
-        "steps": 4,
-        "micro_batch_sizes": [3, 2],
-        "model": {"recipe": "gpt", "args": {"vocab": 256, "sequence": 16, "layers": 2, "width": 16, "heads": 2}},
-        "data": {"kind": "text", "path": "corpus", "tokenizer": "bytes", "sequence": 16},
-        "optimizer": {"name": "adamw", "lr": 1e-2},
-        "plan": {"planner": "equal_compute"},
-    }
-    for key, value in changes.items():
-        document[key] = {**document.get(key, {}), **value} if isinstance(value, dict) else value
-    return make_job(document)
+    return make_job(job_document(**changes))
 
 
 _captured: dict[str, Bundle] = {}

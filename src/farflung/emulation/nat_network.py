@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,9 @@ from typing import Self
 from farflung.emulation.kernel import inside, make_namespace, require_root
 from farflung.errors import EmulationError
 from farflung.nat_types import NatType
+from farflung.thread_group import ThreadGroup
+from farflung.transports.connection_gate import ConnectionGate
+from farflung.transports.punching.observer import AddressObserver
 
 __all__ = ["BROKER", "NatNetwork", "missing_programs", "router_rules"]
 
@@ -113,6 +117,23 @@ class NatNetwork:
     def inside(self, name: str) -> Iterator[None]:
         """This thread, and threads and processes that it begins, are in the device ``name`` for the time of the block."""
         with inside(self._spaces[name]):
+            yield
+
+    @contextmanager
+    def observers(self, *ports: int) -> Iterator[None]:
+        """Let the broker's ``ports`` tell callers their address and the next port (``transports.punching``) during the block."""
+        following = dict(zip(ports, (*ports[1:], ports[0]), strict=True))
+        threads = ThreadGroup()
+        with ExitStack() as stack:
+            observer = AddressObserver(lambda token, place: None, following.__getitem__)
+            stack.callback(observer.close)
+            stack.callback(threads.join)
+            with self.inside(""):
+                for port in ports:
+                    server = socket.create_server((BROKER, port))
+                    gate = ConnectionGate(server, lambda sock, place: sock.close(), tls=True, observe=observer.serve)
+                    stack.callback(gate.close)
+                    threads.spawn("nat-observer", gate.run)
             yield
 
     def cut(self, name: str, others: Iterable[str]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 
-__all__ = ["host_capacity", "host_groups", "host_names", "processor_capacity"]
+__all__ = ["host_capacity", "host_groups", "host_names", "is_same_device", "processor_capacity"]
 
 
 def host_groups(members: Sequence[Member]) -> list[list[Member]]:
@@ -32,6 +33,15 @@ def host_groups(members: Sequence[Member]) -> list[list[Member]]:
     for member in members:
         groups.setdefault(lead(member.name), []).append(member)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def is_same_device(one: Offer, other: Offer) -> bool:
+    """Return whether two workers compute with the same engine on the same processors, so that one is as fast as the other."""
+
+    def device(offer: Offer) -> tuple[object, ...]:
+        return offer.host, offer.processors, offer.kind, offer.ranks, offer.isolation, offer.versions.get("engine")
+
+    return bool(one.host and one.processors) and device(one) == device(other)
 
 
 def host_capacity(group: Sequence[Member], threads: int) -> float:

@@ -25,7 +25,7 @@ class TransportConfig:
     ``small``: more frames may be under way while all of a lane together have fewer bytes; two frames of 16 kB would leave a link
     idle for most of the time in which their acknowledgement waits behind what goes the other way (``tcp`` only).
     ``chunk_bytes``: largest piece of a frame in one message. ``stripes``: connections per link, for links whose bandwidth
-    times delay one connection can't carry (about 2.7 MB per round trip with Linux's default buffers).
+    times delay one connection can't carry (about 3.9 MB per round trip with Linux's default buffers).
     ``max_stripes``: up to how many the ``tcp`` transport may raise that number while goodput grows. ``credit``: bytes of one
     urgency that may be unconfirmed. ``heartbeat``: how often a link says that it lives; ``resume``: how long a broken link is
     taken up again, a try every ``redial`` seconds (``tcp`` only).

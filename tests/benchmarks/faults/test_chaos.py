@@ -29,7 +29,12 @@ def outcome(case: str, *recoveries: tuple[str, str, float], lost: int = 0) -> _O
 
 
 def test_recoveries_are_told_by_what_the_run_went_on_from() -> None:
-    calm = {"step_seconds": {"protected": 0.1, "bare": 0.1}, "step_ratio": 1.02, "bytes_ratio": 1.2}
+    calm = {
+        "step_seconds": {"protected": 0.1, "bare": 0.1},
+        "step_ratio": 1.02,
+        "step_interval": (-0.01, 0.04),
+        "bytes_ratio": 1.2,
+    }
     first = outcome("replicas", ("worker-0", "memory", 1.0), ("worker-1", "memory", 2.0))
     second = outcome("copies", ("worker-2", "copies", 3.0), (BROKER, "checkpoint", 7.0))
     report = _report(SETTINGS, [first, second], 5.0, calm)
@@ -39,6 +44,7 @@ def test_recoveries_are_told_by_what_the_run_went_on_from() -> None:
     judged = {check.name: check.passed for check in report.checks}
     assert judged["kills survived"] is True
     assert judged["cost of the protection: step time"] is True
+    assert "+2.0% (-1.0% to +4.0%)" in [check.measured for check in report.checks]
     assert judged["cost of the protection: bytes on links"] is False
     assert report.passed is False
 

@@ -1,7 +1,12 @@
-"""Whatever ends the planning of an attempt ends the run with that cause: no run waits forever for a plan."""
+"""Whatever ends the planning of an attempt ends the run with that cause: no run waits forever for a plan.
+
+After a loss, training waits for the plan: nobody is measured whose speed is known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +14,14 @@ import pytest
 
 from farflung.broker.attempts import planner
 from farflung.broker.planning import run_planner
+from farflung.broker.planning.device_measurements import DeviceMeasurements
+from farflung.engines.base import DeviceReport
+from farflung.engines.torch.engine import TorchEngine
+from farflung.protocol.members import Member
+from farflung.telemetry import StepRecord
 from farflung.thread_group import ThreadGroup
 from tests.support.loopback import Loopback, text_job
+from tests.support.worker_deaths import vanish
 
 
 def fail(*_: Any) -> Any:
@@ -53,3 +64,36 @@ def test_a_planner_that_fails_is_named(home: Path, monkeypatch: pytest.MonkeyPat
     with Loopback(home, 1) as cluster:
         found = cluster.run(text_job(steps=2))
     assert found.result.cause == "the planner equal_compute failed: ValueError: no route"
+
+
+def test_after_a_loss_a_newcomer_counts_as_fast_as_its_neighbor(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    speeds: dict[str, float] = {}
+    real = DeviceMeasurements.measure
+
+    def measure(self: DeviceMeasurements, members: Sequence[Member], threads: int) -> None:
+        asked.append([member.name for member in members])
+        real(self, members, threads)
+
+    monkeypatch.setattr(DeviceMeasurements, "measure", measure)
+    memory = 8_000_000_000
+    report = DeviceReport(name="test", flops_per_second=1e9, launch_seconds=0.0, total_bytes=memory, free_bytes=memory)
+    shared = replace(report, processors=("0", "1"))
+    monkeypatch.setattr(TorchEngine, "share", lambda self, device, seconds: 1.0)
+    monkeypatch.setattr(TorchEngine, "measure", lambda self, device, peak=None: shared)
+    with Loopback(home, 2) as cluster:
+        slow = replace(shared, flops_per_second=1e8)  # measured while the others compute
+        monkeypatch.setattr(TorchEngine, "measure", lambda self, device, peak=None: slow if "c" in cluster.said else shared)
+
+        def lose(run: str, record: StepRecord) -> None:
+            if record.step == 1 and "c" not in cluster.workers:  # step 1 is repeated
+                cluster.add("c")
+                vanish(cluster, "b")
+            members = cluster.client.status()["members"]
+            assert isinstance(members, list)
+            speeds.update({str(member["name"]): float(member["speed"]) for member in members})
+
+        found = cluster.run(text_job(steps=8, workers=2), on_record=lose)
+    assert found.result.status == "finished", found.result.cause
+    assert [names for names in asked if names] == [["a", "b"]]
+    assert speeds["c"] == speeds["a"] == 1e9

@@ -105,6 +105,20 @@ def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
     assert probing.table.get("a", "b") == LinkFigures(alpha=0.01, beta=1e6)
 
 
+def test_a_measurement_that_nobody_follows_any_more_leaves_no_worker_profiling() -> None:
+    def send(name: str, command: AskProbe) -> None:
+        if name == "a":
+            probing.answer(name, command.peer, Probe(alpha=0.01, beta=1e6))
+
+    probing = LinkProbes(send, LinkTable())
+    running = probing.run([(name, name) for name in "abcd"])
+    kinds = [encode(next(running)).kind for _ in range(2)]
+    assert kinds == ["round", "link"]
+    assert any(probing.asks(name) for name in "bcd")
+    running.close()  # type: ignore[attr-defined]
+    assert not any(probing.asks(name) for name in "abcd")
+
+
 def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:
     beta = _full("abc", 1e6)
     del beta["a", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,17 @@ def test_what_is_known_of_a_worker_ends_with_its_session(comes_back: bool) -> No
         cluster.join("b")
         assert cluster.reachability.apart(members) == {("a", "b")}
     cluster.reachability.close()
+
+
+def test_silent_members_are_waited_for_together() -> None:
+    reachability = Reachability(lambda name, message: None, None, patience=0.5)
+    members = [replace(member(name), address="") for name in "abcdefgh"]
+    for one in members:
+        reachability.joined(one.name, one.address)
+    begin = time.monotonic()
+    reachability.ask([(one.name, "z") for one in members], {"z": "z:1"})
+    assert time.monotonic() - begin < 3.0, "eight times half a second"
+    reachability.close()
 
 
 def test_pairs_of_which_neither_can_dial_the_other_punch_holes() -> None:

@@ -14,34 +14,10 @@ import pytest
 
 from farflung.checkpoint import CheckpointReader, CheckpointStore
 from tests.support.command_processes import PATIENCE, Program
+from tests.support.job_files import LIBRARY, job_text
 
 #: "cleanly within seconds", on a machine that does other things as well
 SOON = 20.0
-
-JOB = """
-name = "tiny"
-seed = 1
-steps = {steps}
-on_loss = "stop"
-micro_batch_sizes = [2, 2]
-workers = {workers}
-[model]
-recipe = "gpt"
-args = {{ vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }}
-[data]
-kind = "text"
-path = "{{stdlib}}"
-glob = "json/*.py"
-tokenizer = "bytes"
-sequence = 16
-[optimizer]
-name = "adamw"
-lr = 1e-3
-[checkpoint]
-every = 2
-[plan]
-planner = "equal_compute"
-"""
 
 
 class Cluster:
@@ -68,7 +44,7 @@ class Cluster:
 
     def job(self, name: str, *, steps: int, workers: int) -> Path:
         path = self.place / f"{name}.toml"
-        path.write_text(JOB.format(steps=steps, workers=workers))
+        path.write_text(job_text(steps=steps, workers=workers, on_loss="stop", data=LIBRARY, checkpoint={"every": 2}))
         return path
 
     def submit(self, name: str, *, steps: int, workers: int) -> Program:

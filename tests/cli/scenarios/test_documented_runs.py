@@ -15,6 +15,7 @@ from farflung.cli.main import main
 from farflung.cluster import Topology
 from tests.support.command_processes import Program
 from tests.support.documented_commands import CASES
+from tests.support.job_files import LIBRARY, job_text
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -137,22 +138,11 @@ ELSEWHERE = {
     ),
 }
 
-JOB = """
-name = "tiny"
-steps = {steps}
-micro_batch_sizes = [2, 2]
-[model]
-recipe = "gpt"
-args = {{ vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }}
-[data]
-kind = "text"
-path = "{path}"
-sequence = 16
-[checkpoint]
-every = 2
-[plan]
-planner = "equal_number"
-"""
+
+def a_job(steps: int, data: dict[str, str], **plan: bool | str) -> str:
+    """Return the text of a job file with a checkpoint every two steps."""
+    planned = {"planner": "equal_number", **plan}
+    return job_text(steps=steps, micro_batch_sizes=[2, 2], data=data, checkpoint={"every": 2}, plan=planned)
 
 
 def test_every_command_is_run_somewhere() -> None:
@@ -248,7 +238,7 @@ class Pages:
         return program
 
     def job(self, path: str, steps: int) -> None:
-        (self.place / "job.toml").write_text(JOB.format(path=path, steps=steps))
+        (self.place / "job.toml").write_text(a_job(steps, {"path": path}))
 
     def cluster(self) -> list[Program]:
         """A broker, and a worker by each form of ``farflung join``; ``outside`` is not in their data folder."""
@@ -367,8 +357,7 @@ def test_volunteers_by_the_pages(pages: Pages) -> None:
     pages.join(CLUSTER[2], "home")
     pages.names["farflung1-..."] = re.findall(r"farflung1-\S+", pages.type(VOLUNTEERS[0]))[0]
     helper = pages.join(VOLUNTEERS[1], "volunteer")
-    text = JOB.format(path="{stdlib}", steps=40).replace('"{stdlib}"', '"{stdlib}"\nglob = "json/*.py"')
-    (pages.place / "job.toml").write_text(text + 'helpers = true\nschedule = "gpipe"\n')
+    (pages.place / "job.toml").write_text(a_job(40, LIBRARY, helpers=True, schedule="gpipe"))
     run = pages.start("farflung submit job.toml")
     run.until("step 2")
     helper.kill(signal.SIGKILL)

@@ -50,7 +50,7 @@ def test_reading_commands_need_no_space(disk: Path) -> None:
     broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert broker.stdout is not None
     try:
-        assert any("Ctrl-C ends the broker" in line for line in broker.stdout)
+        assert any("Press Ctrl-C to stop the broker" in line for line in broker.stdout)
         filler = fill(disk)
         for words in (["status"], ["status", "--json"], ["ticket", "list"]):
             found = farflung(disk, *words)

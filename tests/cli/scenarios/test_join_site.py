@@ -7,26 +7,13 @@ from pathlib import Path
 
 from farflung.errors import InputError
 from tests.support.command_processes import Program
+from tests.support.job_files import job_text
 from tests.support.loopback import text_folder
-
-JOB = """
-name = "tiny"
-steps = 3
-micro_batch_sizes = [2, 2]
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 16, layers = 2, width = 16, heads = 2 }
-[data]
-kind = "text"
-path = "corpus"
-tokenizer = "bytes"
-sequence = 16
-"""
 
 
 def test_a_site_trains(tmp_path: Path) -> None:
     text_folder(tmp_path)
-    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "job.toml").write_text(job_text(steps=3, micro_batch_sizes=[2, 2]))
     broker = Program(tmp_path, "broker", "broker", "--listen", "127.0.0.1:0", "--home", "h")
     ticket = broker.until(r"farflung join (\S+)")[1]
     options = ("--name", "node", "--listen", "127.0.0.1:0", "--memory", "2 GB")

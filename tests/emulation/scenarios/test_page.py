@@ -11,26 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.job_files import LIBRARY, job_text
+
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "emulation.md").read_text(encoding="utf-8")
-
-JOB = """
-steps = 2
-micro_batch_sizes = [2, 2]
-workers = 3
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }
-[data]
-kind = "text"
-path = "{stdlib}"
-glob = "json/*.py"
-sequence = 16
-[plan]
-planner = "equal_number"
-"""
 
 
 @pytest.fixture
@@ -39,7 +25,7 @@ def place(tmp_path: Path) -> Path:
     text = (DOCS / "network.md").read_text(encoding="utf-8")
     (machines,) = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "machines.toml").write_text(machines)
-    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "job.toml").write_text(job_text(steps=2, workers=3, data=LIBRARY, plan={"planner": "equal_number"}))
     (tmp_path / "farflung").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m farflung "$@"\n')
     (tmp_path / "farflung").chmod(0o755)
     (tmp_path / "python3").symlink_to(sys.executable)

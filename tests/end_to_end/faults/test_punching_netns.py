@@ -15,34 +15,13 @@ from farflung.job import load_job
 from farflung.nat_types import NatType
 from farflung.telemetry import RunFolder
 from tests.support.command_processes import Program
-from tests.support.loopback import LINES, plainly, same
+from tests.support.job_files import job_text
+from tests.support.loopback import plainly, same, text_folder
 
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.skipif(os.geteuid() != 0 or bool(missing_programs()), reason="needs root, iproute2 and nftables"),
 ]
-JOB = """
-name = "tiny"
-seed = 3
-steps = {steps}
-micro_batch_sizes = [3, 2]
-workers = {workers}
-[model]
-recipe = "gpt"
-args = {{ vocab = 256, sequence = 16, layers = 2, width = 16, heads = 2 }}
-[data]
-kind = "text"
-path = "corpus"
-tokenizer = "bytes"
-sequence = 16
-[optimizer]
-name = "adamw"
-lr = 1e-2
-[plan]
-planner = "equal_number"
-[checkpoint]
-at_end = true
-"""
 
 
 class Cluster:
@@ -50,8 +29,7 @@ class Cluster:
 
     def __init__(self, place: Path, network: NatNetwork, *workers: str) -> None:
         self.place, self.network = place, network
-        (place / "corpus").mkdir()
-        (place / "corpus" / "part.txt").write_text("\n".join(f"{LINES[i % len(LINES)]}  # {i}" for i in range(300)))
+        text_folder(place)
         self.broker = self.start("", "broker", "broker", "--listen", f"{BROKER}:7000", "--home", "broker")
         self.ticket = self.broker.until(r"farflung join (\S+)")[1]
         self.workers = {name: self.join(name) for name in workers}
@@ -66,7 +44,8 @@ class Cluster:
         return worker
 
     def submit(self, *, steps: int, workers: int) -> Program:
-        (self.place / "job.toml").write_text(JOB.format(steps=steps, workers=workers))
+        text = job_text(steps=steps, workers=workers, plan={"planner": "equal_number"}, checkpoint={"at_end": True})
+        (self.place / "job.toml").write_text(text)
         return self.start("", "submit", "submit", "-v", "job.toml", "--home", "broker")
 
     @property

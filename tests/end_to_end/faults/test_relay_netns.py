@@ -23,35 +23,14 @@ from farflung.transports import Insecure, TransportConfig
 from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.wire.frames import Frame
-from tests.support.loopback import LINES, plainly, same
+from tests.support.job_files import job_text
+from tests.support.loopback import plainly, same, text_folder
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 SOON = 60.0
 
 LINKS = '[default]\nlatency = "5 ms"\nbandwidth = "{rate}"\n'
 DEVICE = '[[device]]\nname = "{0}"\nregion = "{0}"\nmemory = "1 GB"\nspeed = "1 GFLOP/s"\n{1}\n'
-JOB = """
-name = "tiny"
-seed = 3
-steps = 2
-micro_batch_sizes = [3, 2]
-workers = 3
-[model]
-recipe = "gpt"
-args = { vocab = 256, sequence = 16, layers = 2, width = 16, heads = 2 }
-[data]
-kind = "text"
-path = "corpus"
-tokenizer = "bytes"
-sequence = 16
-[optimizer]
-name = "adamw"
-lr = 1e-2
-[plan]
-planner = "equal_number"
-[checkpoint]
-at_end = true
-"""
 
 
 def topology(rate: str = "100 Mbit/s", **devices: str) -> str:
@@ -60,9 +39,9 @@ def topology(rate: str = "100 Mbit/s", **devices: str) -> str:
 
 @pytest.mark.timeout(400)
 def test_two_behind_nat_of_the_emulator_train_bit_for_bit_without_a_relay(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "part.txt").write_text("\n".join(f"{LINES[i % len(LINES)]}  # {i}" for i in range(300)))
-    (tmp_path / "job.toml").write_text(JOB)
+    text_folder(tmp_path)
+    job = job_text(steps=2, workers=3, plan={"planner": "equal_number"}, checkpoint={"at_end": True})
+    (tmp_path / "job.toml").write_text(job)
     (tmp_path / "network.toml").write_text(topology(a="nat = true", b="nat = true", r=""))
     command = [sys.executable, "-m", "farflung", "emulate", "network.toml", "--cluster", "--broker", "r", "--home", "home"]
     command += ["--counters", "--", sys.executable, "-m", "farflung", "submit", "-v", "job.toml"]

@@ -15,26 +15,11 @@ import pytest
 from farflung.chaos.kills import differing_tensors
 from farflung.telemetry import RunFolder, StepRecord
 from tests.support.command_processes import Program
+from tests.support.job_files import job_text
+from tests.support.loopback import text_folder
 from tests.support.quiet import until
 from tests.support.sql_servers import postgres
 
-_JOB = """
-name = "tiny"
-steps = {steps}
-workers = 2
-micro_batch_sizes = [2, 2]
-[plan]
-planner = "equal_compute"
-[model]
-recipe = "gpt"
-args = {{ vocab = 256, sequence = 16, layers = 3, width = 16, heads = 2 }}
-[data]
-kind = "text"
-path = "corpus"
-glob = "*.txt"
-tokenizer = "bytes"
-sequence = 16
-"""
 _STEPS, _BEFORE = 120, 25
 
 
@@ -45,9 +30,8 @@ class Cluster:
         self.place, self.url = place, url
         self.programs: dict[str, Program] = {}
         self.ports = {"a": _free_port(), "b": _free_port()}
-        (place / "corpus").mkdir()
-        (place / "corpus" / "text.txt").write_text("".join(f"def f{i}(x):\n    return x + {i * i}\n" for i in range(400)))
-        (place / "job.toml").write_text(_JOB.format(steps=_STEPS))
+        text_folder(place)
+        (place / "job.toml").write_text(job_text(steps=_STEPS, workers=2))
 
     def start(self) -> None:
         self.broker("a").until("farflung join")

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -16,11 +16,9 @@ from farflung.emulation.nat_network import BROKER, NatNetwork, missing_programs
 from farflung.errors import ConnectionLost
 from farflung.nat_types import NatType, Way, way_between
 from farflung.security import split_address
-from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching.hole_puncher import punch
 from farflung.transports.punching.nat_probe import find_nat
 from farflung.transports.punching.observation import Observation, observe, open_port
-from farflung.transports.punching.observer import AddressObserver
 
 pytestmark = [
     pytest.mark.netns,
@@ -50,24 +48,8 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with NatNetwork(DEVICES | {"none": NatType.NONE}) as network, observers(network):
+    with NatNetwork(DEVICES | {"none": NatType.NONE}) as network, network.observers(*PORTS):
         yield Lab(network)
-
-
-@contextmanager
-def observers(network: NatNetwork) -> Iterator[None]:
-    with ExitStack() as stack:
-        observer = AddressObserver(lambda token, place: None, lambda port: sum(PORTS) - port)
-        stack.callback(observer.close)
-        with network.inside(""):
-            for port in PORTS:
-                server = socket.create_server((BROKER, port))
-                gate = ConnectionGate(server, lambda sock, place: sock.close(), tls=True, observe=observer.serve)
-                thread = threading.Thread(target=gate.run)
-                thread.start()
-                stack.callback(thread.join)
-                stack.callback(gate.close)
-        yield
 
 
 def dials(lab: Lab, source: str, target: str) -> bool:

@@ -1,21 +1,26 @@
-"""The end of a connection: its last message arrives although the other side still sends."""
+"""A connection uses all of its send buffer. At its end, the last message arrives although the other side still sends."""
 
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 from contextlib import closing
 
 import pytest
 
+from farflung.errors import FarflungError
+from farflung.thread_group import ThreadGroup
 from farflung.transports import Insecure, TransportConfig
 from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp import connection, link
-from farflung.transports.tcp.connection import MessageKind, build_message
+from farflung.transports.tcp.connection import Connection, MessageKind, build_message
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.transports.tcp.relay_calls import PROTOCOL
+from farflung.transports.tcp.sockets import set_backlog
 from farflung.units import Seconds
 from farflung.wire.packed import pack_value
-from tests.support.quiet import PATIENCE
+from tests.support.quiet import PATIENCE, until
 
 #: On a busy machine, nobody is taken for dead.
 CALM = TransportConfig(resume=Seconds(PATIENCE), heartbeat=Seconds(10.0))
@@ -37,6 +42,57 @@ def test_who_still_sends_learns_why_its_frame_was_refused(monkeypatch: pytest.Mo
             assert MessageKind.HELLO in _kinds_until_the_end(again, MessageKind.HELLO)
         assert len(causes) == 1
         assert "it sent what can't be read" in causes[0]
+
+
+class Endless:
+    """A link that always has something to send."""
+
+    def __init__(self) -> None:
+        self.threads = ThreadGroup()
+
+    def waits(self, connection: Connection) -> bool:
+        return True
+
+    def next_message(self, connection: Connection) -> bytes:
+        return bytes(64 << 10)
+
+    def arrived(self, connection: Connection, kind: int, place: tuple[int, int], body: memoryview) -> None:
+        raise AssertionError("nothing is sent to it")
+
+    def pause(self) -> float:
+        return 0.0
+
+    def comes(self, connection: Connection) -> None:
+        pass
+
+    def gives(self, connection: Connection) -> None:
+        pass
+
+    def looks(self, connection: Connection) -> bool:
+        return False
+
+    def ended(self, connection: Connection, why: str, error: FarflungError | None) -> None:
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell how full a buffer is")
+def test_all_of_the_send_buffer_is_used() -> None:
+    """Linux reports room only when a third of the buffer is free."""
+    source = Endless()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        set_backlog(sock, 64 << 20)
+        made = Connection(sock, source, dialed=True)
+        made.start()
+        until(lambda: _share_in_use(sock) > 0.9)  # nobody reads
+        made.break_off("the test is over")
+        made.join()
+
+
+def _share_in_use(sock: socket.socket) -> float:
+    """Return which share of the send buffer is in use; see ``SO_MEMINFO``."""
+    info = struct.unpack("6I", sock.getsockopt(socket.SOL_SOCKET, 55, 24))
+    return info[5] / info[3]
 
 
 def _greeted(endpoint: TcpEndpoint, name: str) -> socket.socket:

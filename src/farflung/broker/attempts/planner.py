@@ -23,7 +23,8 @@ from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
 from farflung.messages.versions import mixed_engines
 from farflung.protocol.broker import RunState
-from farflung.protocol.events import Event, PlanMade
+from farflung.protocol.events import Event, MemberMeasured, PlanMade
+from farflung.protocol.hosts import is_same_device
 from farflung.protocol.members import Member
 from farflung.protocol.retained_states import believable
 from farflung.step.plugin_check import check_plugins
@@ -119,7 +120,7 @@ class AttemptPlanner:
 
     def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""
-        self.measure([member for member in members if member.name not in live.workers.measured], live.job.threads)
+        self.measure(self._unmeasured(live, members), live.job.threads)
         with self.runs.changed:
             live.workers.measured |= {member.name for member in members}  # a plan that starts over measures newcomers only
             if self.runs.machine.runs[live.run].attempts != attempt:
@@ -155,6 +156,33 @@ class AttemptPlanner:
             verification=RunVerification(live.run, attempt, planned.plan) if live.job.verify.share else None,
             start=start,
         )
+
+    def _unmeasured(self, live: LiveRun, members: Sequence[Member]) -> list[Member]:
+        """Return the members to measure before a plan.
+
+        After a loss, training waits for the plan, and a measurement takes a second, more on a busy machine. So a newcomer on the
+        processors of a measured worker counts as fast as that worker.
+        """
+        measured = [member for member in members if member.name in live.workers.measured]
+        newcomers = [member for member in members if member.name not in live.workers.measured]
+        if not live.times.begun:
+            return newcomers
+        unknown: list[Member] = []
+        for newcomer in newcomers:
+            known = next((member.offer for member in measured if is_same_device(member.offer, newcomer.offer)), None)
+            if known is None:
+                unknown.append(newcomer)
+            else:
+                self.handle(
+                    MemberMeasured(
+                        name=newcomer.name,
+                        speed=known.speed,
+                        factor=known.factor,
+                        overhead=known.overhead,
+                        convolution=known.convolution,
+                    )
+                )
+        return unknown
 
     def _take_over(self, live: LiveRun, attempt: int, planned: Planned, bundle: Bundle) -> Start:
         """Make attempt number ``attempt`` the current one: on disk, in the journal, and for reports of an older one.

@@ -48,6 +48,7 @@ class RetainedStates:
             if not known or run is None or run.state is not RunState.WAITING or report.attempt != run.attempts:
                 return False
             self.report(name, report)
+            self._runs.live(report.run).workers.measured.add(name)  # for this run: its offer has the figures
         return True
 
     def of_members(self, live: LiveRun) -> dict[str, list[RetainedState]]:

@@ -68,6 +68,8 @@ class LinkProbes:
                 yield from self._again(addresses)
             yield from self._stars(addresses, self._partners() if sampled else None)
         finally:
+            with self._guard:
+                self._waiting.clear()  # a watcher may have left in the middle: nobody reads these answers
             self._one.release()
 
     def answer(self, name: str, peer: str, found: Probe | FarflungError) -> None:

@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import Any
 
 from farflung.broker.links.punched_pairs import PunchedPairs
+from farflung.clock import monotonic
 from farflung.cluster.relays import Pair, pair_of
 from farflung.errors import FarflungError
 from farflung.messages.commands import Reach
@@ -201,10 +202,11 @@ class Reachability:
         for question, name in questions.items():
             self._send(name, Reach(question=question, peers=asked[name], seconds=DIAL_SECONDS))
         answers: dict[tuple[str, str], bool] = {}
+        until = monotonic() + self._patience  # of all: silent members must not add up
         for question, future in futures.items():
             found: Mapping[str, Any] = {}
             with suppress(TimeoutError):
-                found = future.result(self._patience)
+                found = future.result(max(0.0, until - monotonic()))
             name = questions[question]
             with self._lock:
                 self._waiting.pop(question, None)

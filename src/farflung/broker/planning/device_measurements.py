@@ -9,6 +9,9 @@ its neighbor. So the broker asks again when it plans, with the job's number of t
   cores allow is measured again, because another program may have computed for a moment. The capacity stays until another worker
   joins or the number of threads changes.
 
+Training waits for a plan after a loss. So the broker does not measure a worker then if it knows the speed: that of another worker
+on the same processors, or its own speed in this run before a restart of the broker.
+
 Speeds decide where a run computes, never what it computes.
 """
 

@@ -27,6 +27,7 @@ __all__ = [
     "open_channel",
 ]
 
+#: What one frame of the control plane may hold; larger things travel as streams of frames.
 RPC_LIMITS = FrameLimits(max_header=16 << 20, max_bytes=64 << 20)
 RPC_PREFIX = "/farflung.Control/"
 

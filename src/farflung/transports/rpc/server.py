@@ -48,7 +48,6 @@ __all__ = [
     "UnaryHandler",
 ]
 
-#: What one frame of the control plane may hold; larger things travel as streams of frames.
 #: At a door: what one frame may hold, and what each connection may do. There are more places for calls than connections can
 #: take, so callers that never send their message leave room for others.
 _DOOR_LIMITS, _DOOR_CALLS = FrameLimits(max_header=1 << 16, max_bytes=1 << 10, max_sections=1), 2

@@ -4,7 +4,7 @@ BBR (Cardwell et al. 2016, "BBR: Congestion-Based Congestion Control"; Linux ``t
 trip once in ten seconds. If the newest smallest one is older, a busy connection sends four packets per round trip for 200 ms
 (PROBE_RTT): a pipeline with a dozen of links in a row meets such a hole in every step or two. A connection that has just been
 idle is spared that: its next round trip is taken instead. So a sender that stops giving data when the ten seconds are nearly
-over, and goes on when all of it is confirmed, loses about one round trip instead of 200 ms.
+over, and goes on when all of it is confirmed, loses about one round trip instead of one round trip and 200 ms.
 
 When the smallest round trip was seen last is not told by the kernel, but its value is, in microseconds, and it hardly ever stays
 the same. Ten seconds also begin when PROBE_RTT ends. Time is a parameter; all seconds are of the caller's clock.
@@ -31,7 +31,8 @@ class Breather:
 
     #: How old the smallest round trip may be, and how late the kernel's clock may tick.
     AGE, TICK = 10.0, 0.012
-    #: More idle seconds are no gain. No pause if the moment of the last change is not known to ``UNSURE`` seconds.
+    #: More idle seconds, besides a round trip, are no gain. No pause if the moment of the last change is not known to ``UNSURE``
+    #: seconds.
     MOST, UNSURE = 0.15, 0.06
     #: What might be given just before, in seconds of the link.
     CHUNK = 0.05
@@ -74,8 +75,9 @@ class Breather:
         drain = max(queued / max(view.rate, 1), self.CHUNK)
         early = self._after + self.AGE - self.SLACK * drain - trip
         late = self._before + self.AGE + self.TICK
-        # The link still carries the queue for `drain` seconds, so only the rest of the pause is idle.
-        known = self._before - self._after <= self.UNSURE + 1e-9 and late - early - drain < self.MOST
+        # The link still carries the queue for `drain` seconds, so only the rest of the pause is idle. A round trip of it counts
+        # for nothing: PROBE_RTT costs it as well.
+        known = self._before - self._after <= self.UNSURE + 1e-9 and late - early - drain - trip < self.MOST
         if known and early <= now < late:
             self._began, self._limit = now, late + self.MOST
         return self._began >= 0

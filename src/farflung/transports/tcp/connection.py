@@ -28,7 +28,16 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.tcp.adaptation import Deadlines
 from farflung.transports.tcp.bbr_pause import Breather
-from farflung.transports.tcp.sockets import bbr_view, cut, explain_break, kernel_view, set_backlog, unconfirmed
+from farflung.transports.tcp.sockets import (
+    bbr_view,
+    cut,
+    explain_break,
+    is_crowded,
+    kernel_view,
+    set_backlog,
+    takes_more,
+    unconfirmed,
+)
 
 __all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "NotAdmitted", "build_message", "read_message"]
 
@@ -37,7 +46,7 @@ _CRC = struct.Struct("<I")
 _SIZE = _HEAD.size + _CRC.size
 _MAX_BODY = 2 << 20
 _READ_BUDGET = 4 << 20
-_POLL_MS, _PAUSE_MS, _LOOK_MS = 500.0, 4.0, 4.0
+_POLL_MS, _PAUSE_MS, _LOOK_MS, _ROOM_MS = 500.0, 4.0, 4.0, 2.0
 #: How long a connection that has sent its last message waits for the peer to close.
 LINGER_SECONDS = 5.0
 
@@ -165,6 +174,8 @@ class Connection:
         #: Bytes per second that congestion control takes its way for (0: it does not say).
         self.believed = 0.0
         self._looking = False
+        #: Whether the system refused the last bytes.
+        self._refused = False
         self._why = ""
         #: Whether it ends: its thread reads and writes nothing more.
         self.closing = False
@@ -236,6 +247,10 @@ class Connection:
                 self._looking = self._link.looks(self)
                 longest = min(longest, _LOOK_MS)
             wants = self._out is not None or (not self._resting and self._link.waits(self))
+            crowded = wants and is_crowded(self.sock)
+            unreported = crowded and takes_more(self.sock)
+            if crowded:
+                longest = 0.0 if unreported and not self._refused else min(longest, _ROOM_MS)
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
             found = dict(poll.poll(0 if more else min(longest, math.ceil(1e3 * self._link.pause()) or longest)))
             if self._wake_in.fileno() in found:
@@ -244,7 +259,7 @@ class Connection:
             events = found.get(number, 0)
             if more or events & ~select.POLLOUT:
                 more = self._read()
-            if events & select.POLLOUT and not self._write():
+            if (unreported or events & select.POLLOUT) and not self._write():
                 return
 
     def _breathe(self) -> float:
@@ -316,7 +331,9 @@ class Connection:
         try:
             count = self.sock.send(self._out)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self._refused = True
             return True
+        self._refused = False
         self._wrote_at = monotonic()
         self._looking = True
         self._out = self._out[count:] if count < len(self._out) else None

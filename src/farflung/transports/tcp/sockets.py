@@ -3,6 +3,9 @@
 Congestion control matters more than anything else on a lossy long way (at 0.5 % loss, 100 Mbit/s and 50 ms BBR keeps 0.88 of
 the rate and cubic 0.04), so BBR is asked for on each socket. ``TCP_NOTSENT_LOWAT`` keeps what the kernel holds but has not sent
 short, so that an urgent chunk does not wait behind megabytes.
+
+What is sent and not confirmed stays in the send buffer. So the buffer bounds what a connection carries per round trip, and all of
+it must be used (``is_crowded``).
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ __all__ = [
     "cut",
     "dial",
     "flow_view",
+    "is_crowded",
     "kernel_view",
     "open_server",
     "secure",
     "set_backlog",
+    "takes_more",
     "tune",
     "unconfirmed",
 ]
@@ -56,6 +61,9 @@ _MOST_ROOM = 16 << 20
 _FIRST_BACKLOG = 64 << 10
 _NOTSENT_LOWAT = 25
 _CC_INFO = 26
+_MEMINFO = 55
+#: The request for the bytes of a socket that were never sent (linux/sockios.h).
+_SIOCOUTQNSD = 0x894B
 #: BBR's window over the bandwidth-delay product, in 1/256: only PROBE_RTT has 1.
 _PROBE_RTT_GAIN = 256
 #: A handshake may take so many times what each of its parts may.
@@ -393,6 +401,39 @@ def unconfirmed(connection: socket.socket) -> int:
         return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
     except (OSError, struct.error):
         return 0
+
+
+def is_crowded(connection: socket.socket) -> bool:
+    """Whether more than half of the send buffer is in use.
+
+    Linux reports room only when a third of the buffer is free (``sk_stream_is_writeable`` in include/net/sock.h). A sender that
+    waits for this report has at most two thirds of the buffer under way. ``takes_more`` knows of the rest.
+    """
+    queued, buffer = _buffer_use(connection)
+    return 2 * queued > buffer
+
+
+def takes_more(connection: socket.socket) -> bool:
+    """Whether the system takes more bytes now, although it does not report room; see ``is_crowded``."""
+    queued, buffer = _buffer_use(connection)
+    try:
+        unsent = struct.unpack("i", fcntl.ioctl(connection.fileno(), _SIOCOUTQNSD, bytes(4)))[0]
+        backlog = connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_NOTSENT_LOWAT", _NOTSENT_LOWAT))
+    except (OSError, struct.error):
+        return False
+    return bool(queued < buffer and 2 * unsent < backlog & 0xFFFFFFFF)
+
+
+def _buffer_use(connection: socket.socket) -> tuple[int, int]:
+    """Return the bytes in use of the send buffer, and its size (zeros where the system does not say)."""
+    if not sys.platform.startswith("linux"):
+        return 0, 0
+    try:
+        # SO_MEMINFO (linux/sock_diag.h): u32 fields; the fourth is the size of the send buffer, the sixth what is in use
+        info = struct.unpack("6I", connection.getsockopt(socket.SOL_SOCKET, _MEMINFO, 24))
+    except (OSError, struct.error):
+        return 0, 0
+    return info[5], info[3]
 
 
 def explain_break(error: BaseException) -> str:
