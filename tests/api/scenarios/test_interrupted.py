@@ -157,8 +157,8 @@ def test_ctrl_c_while_a_run_waits_after_a_loss_ends_it_at_once(ctrl_c: Any, tmp_
 
         checkpoint = CheckpointSpec(every=every, recover_every=0)
         try:
+            ticket = str(cluster.ticket("submit"))
             with pytest.raises(KeyboardInterrupt) as caught:
-                ticket = str(cluster.ticket("submit"))
                 trained(ticket, steps=10**6, workers=1, checkpoint=checkpoint, on_step=on_step)
         finally:
             log.removeHandler(handler)
