@@ -75,6 +75,7 @@ def train_there(
             steps=steps,
             error=follower.error,
             checkpoint=bundle.run,
+            seconds=follower.seconds,
         )
 
 
@@ -179,6 +180,7 @@ class _Follower:
         self.planned: PlannedRun | None = None
         #: Steps of the newest checkpoint (0: none), and of the run when it ended.
         self.checkpoint = self.steps = 0
+        self.seconds = 0.0
         self._interrupted = self._stopping = self._trains = False
         self._failed: BaseException | None = None
         self._watching = ThreadGroup()
@@ -269,7 +271,7 @@ class _Follower:
     def _end(self, result: RunResult) -> None:
         if self._feeding.error is not None and result.status != "failed":
             raise self._feeding.error  # which has stopped the run; of a run that failed the broker knows the cause
-        self.steps = result.steps
+        self.steps, self.seconds = result.steps, result.seconds
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
             text = f"{self._run} {result.status} after {counted(result.steps, 'step')}: {result.cause or 'by request'}"
