@@ -11,7 +11,7 @@ FarflungError
 |- VersionError        two parts speak different versions
 |- ConnectionLost      a peer can't be reached any more
 |- CheckpointError     a checkpoint is incomplete, torn or belongs to something else
-|- DataError           data is missing or unreadable on the machine that needs it
+|- DataError           data are missing or unreadable on the machine that needs them, or do not fit the model
 |- DiskFull            there is no space for a file
 |- MemoryExceeded      a buffer would exceed what this process may use
 |- EmulationError      this machine can't emulate a network, or the emulator ended
@@ -54,6 +54,8 @@ class FarflungError(Exception):
     exit_code: ClassVar[int] = 1
     #: The peer from which the message or the numbers came that caused the error (empty: nobody else did).
     blames: str = ""
+    #: The batch on which a computation failed (``None``: nothing was computed).
+    batch: FailedBatch | None = None
 
 
 class InputError(FarflungError):
@@ -83,13 +85,9 @@ class FailedBatch:
 
 
 class GraphError(FarflungError):
-    """A graph document is corrupt, too large, or holds an operator that is not allowed; or an operator failed.
-
-    ``batch``: the batch on which the graph was computed when it failed (None: it was not computed).
-    """
+    """A graph document is corrupt, too large, or holds an operator that is not allowed; or an operator failed."""
 
     exit_code = 4
-    batch: FailedBatch | None = None
 
 
 class PlanError(FarflungError):
@@ -140,7 +138,7 @@ class CheckpointError(FarflungError):
 
 
 class DataError(FarflungError):
-    """Data is missing or unreadable on the machine that needs it."""
+    """Data are missing or unreadable on the machine that needs them, or do not fit the model."""
 
     exit_code = 12
 

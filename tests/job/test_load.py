@@ -127,6 +127,11 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
             "verify.share = 0.01 with sync.strategy = 'ssgd': ",
         ),
         (MINIMAL + "[evaluate]\nevery = 5\n", "evaluate.every = 5 with evaluate.batches = 0 evaluates nothing"),
+        (MINIMAL + "[evaluate]\nevery_batches = 5\n", "evaluate.every_batches = 5 with evaluate.batches = 0 evaluates nothing"),
+        (
+            MINIMAL + "[evaluate]\nevery = 5\nevery_batches = 9\nbatches = 1\n",
+            "evaluate.every = 5 and evaluate.every_batches = 9 exclude each other: remove one of them",
+        ),
         (MINIMAL + "[generate]\ntokens = 5\n", "generate.tokens = 5 needs a text to go on from"),
         (MINIMAL + "[generate]\nprompt = 'a'\n", "generate.prompt is set but generate.tokens = 0"),
         (MINIMAL + "[optimizer]\nname = 'adamw'\nmomentum = 0.9\n", "optimizer.momentum and nesterov belong to 'sgd'"),

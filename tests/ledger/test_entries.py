@@ -122,7 +122,32 @@ def test_names_from_elsewhere_are_no_formulas(tmp_path: Path) -> None:
     found = ledger_of(write_run(tmp_path / "run-1", small_job(name="@x"), [attempt]))
     rows = list(csv.DictReader(StringIO(ledger_csv([found], COLUMNS))))
     assert [(row["job"], row["machine"]) for row in rows] == [("'@x", "'=cmd()"), ("'@x", "b")]
-    assert {"samples", "estimated_flops_flop", "sent_bytes", "busy_seconds", "estimated_joules", "cost"} <= set(rows[0])
+
+
+def test_the_names_of_the_file_are_the_titles_of_the_table() -> None:
+    head = ledger_csv([], COLUMNS).strip().split(",")
+    assert head == [
+        "run",
+        "job",
+        "machine",
+        "region",
+        "samples",
+        "repeated_samples",
+        "estimated_flops",
+        "sent_bytes",
+        "received_bytes",
+        "time_in_the_run_seconds",
+        "computing_seconds",
+        "estimated_energy_joules",
+        "rent",
+        "estimated_energy_cost",
+        "traffic_cost",
+        "left_or_died",
+        "cost",
+        "currency",
+    ]
+    for column, name in zip(COLUMNS, head[4:-2], strict=True):
+        assert column.title.removesuffix(" (estimated)").lower().replace(" ", "_") in name
 
 
 PLANS = [

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.errors import FailedBatch, GraphError, TrainingError
+from farflung.errors import DataError, FailedBatch, FarflungError, GraphError, TrainingError
 from farflung.step.failed_batch import blaming
 
 BATCHES = [FailedBatch(12, 3), FailedBatch(4, 0, evaluates=True)]
 
 
+@pytest.mark.parametrize("kind", [GraphError, DataError])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_an_error_names_the_batch(batch: FailedBatch) -> None:
-    with pytest.raises(GraphError) as caught, blaming(batch):
-        raise GraphError("operator 'loss' (aten.cross_entropy_loss.default) failed: Target 7 is out of bounds.")
-    assert str(caught.value).startswith(f"{batch}: operator 'loss'")
+def test_an_error_names_the_batch(batch: FailedBatch, kind: type[FarflungError]) -> None:
+    with pytest.raises(kind) as caught, blaming(batch):
+        raise kind("operator 'loss' failed")
+    assert str(caught.value) == f"{batch}: operator 'loss' failed"
     assert caught.value.batch == batch
 
 

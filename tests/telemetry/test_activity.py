@@ -100,7 +100,7 @@ def test_waiting_for_machines_is_shown(caplog: pytest.LogCaptureFixture) -> None
 
 def test_ctrl_c_before_the_first_step_promises_no_step(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="farflung"), TrainingProgress(2, Activity(console(terminal=False))) as progress:
-        progress.interrupted(begun=False)
+        progress.interrupted("the run is cancelled before its first step")
         progress.interrupted()
     assert caplog.messages == [
         "the run is cancelled before its first step; press Ctrl-C again to end it at once",

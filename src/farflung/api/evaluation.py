@@ -18,8 +18,9 @@ class Evaluation:
 
     ``batch_fn(index)`` returns the module's arguments for evaluation batch ``index`` (as ``train``'s ``batch_fn`` does) and runs
     in the caller's process. It may also be data, such as a ``DataLoader``. ``batches``: batches of one evaluation (default: 1 of
-    a function, all of data). ``every``: steps between evaluations (0: only after the last step). ``on_result(record)`` is called
-    after each evaluation and may raise ``StopTraining``.
+    a function, all of data). ``every``: steps between evaluations (0: only after the last step). ``every_batches``: in place of
+    ``every``, batches of training between evaluations, such as those of an epoch. ``on_result(record)`` is called after each
+    evaluation and may raise ``StopTraining``.
     The module is in evaluation mode and must return its loss in that mode, too.
 
     Raises:
@@ -29,12 +30,16 @@ class Evaluation:
     batch_fn: Callable[[int], Any] | Iterable[Any]
     batches: int | None = None
     every: int = 0
+    every_batches: int = 0
     on_result: Callable[[EvaluationRecord], None] | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (("batches", 1 if self.batches is None else self.batches, 1), ("every", self.every, 0)):
-            if type(value) is not int or value < least:
+        for name, least in (("batches", 1), ("every", 0), ("every_batches", 0)):
+            value = getattr(self, name)
+            if (value is not None or name != "batches") and (type(value) is not int or value < least):
                 raise InputError(f"Evaluation({name}={value!r}): {name} must be a whole number, at least {least}")
+        if self.every and self.every_batches:
+            raise InputError(f"Evaluation(every={self.every}, every_batches={self.every_batches}): remove one of them")
         if self.on_result is not None and not callable(self.on_result):
             raise InputError(
                 f"Evaluation(on_result={self.on_result!r:.80}) can't be called: pass a function of an EvaluationRecord"

@@ -105,6 +105,7 @@ def train_here(
         steps=steps,
         error=listener.error,
         checkpoint=folder.newest,
+        seconds=clock.now() - begin,
     )
 
 

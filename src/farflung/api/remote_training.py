@@ -62,18 +62,20 @@ def train_there(
         _say_waiting(client.submit(bundle), callbacks)
         client.patience = _PATIENCE
         follower.follow()
-        if isinstance(follower.error, KeyboardInterrupt) and not follower.records.steps:
-            raise KeyboardInterrupt(f"{bundle.run} was cancelled")  # it has no plan, or no state yet
+        steps = min(follower.steps, follower.checkpoint) if follower.cancelled else follower.steps  # later states are lost
+        if isinstance(follower.error, KeyboardInterrupt) and not (follower.records.steps and steps):
+            raise KeyboardInterrupt(f"{bundle.run} was cancelled")  # it has no plan, or no state
         assert follower.planned is not None  # a run can't finish without a plan
         names = [s.name for s in bundle.graph.states if s.kind is not StateKind.CONSTANT and s.persistent]
         return Outcome(
             plan=follower.planned.plan,
-            records=tuple(follower.records.steps),
-            evaluations=tuple(follower.records.evaluations),
+            records=tuple(one for one in follower.records.steps if one.step < steps),
+            evaluations=tuple(one for one in follower.records.evaluations if one.step <= steps),
             states=client.states(bundle.run, names),
-            steps=follower.steps,
+            steps=steps,
             error=follower.error,
             checkpoint=bundle.run,
+            seconds=follower.seconds,
         )
 
 
@@ -178,9 +180,12 @@ class _Follower:
         self.planned: PlannedRun | None = None
         #: Steps of the newest checkpoint (0: none), and of the run when it ended.
         self.checkpoint = self.steps = 0
-        self._interrupted = self._stopping = False
+        self.seconds = 0.0
+        self._interrupted = self._stopping = self._trains = False
         self._failed: BaseException | None = None
         self._watching = ThreadGroup()
+        #: Whether a stop request has ended the run at once, because no step was under way.
+        self.cancelled = False
         #: Set when the watching thread has nothing more to do.
         self._over = threading.Event()
 
@@ -207,7 +212,7 @@ class _Follower:
             except KeyboardInterrupt:
                 self._interrupted = True
                 self.stop()
-                self.records.callbacks.progress.interrupted(begun=self.planned is not None)
+                self.records.callbacks.progress.interrupted(self._end_text())
                 self._over.wait()
         finally:
             self._feeding.end()
@@ -224,7 +229,15 @@ class _Follower:
         if not self._stopping:
             self._stopping = True
             with suppress(ConnectionLost, InputError):  # the run is over already, or the broker away: then ``watch`` says so
-                self._client.stop(self._run)
+                self.cancelled = self._client.stop(self._run)
+
+    def _end_text(self) -> str:
+        """Return when the run ends after ``stop``."""
+        if self.planned is None:
+            return "the run is cancelled before its first step"
+        if self.cancelled:
+            return "no step is under way, so the run ends now"
+        return f"training ends after {'the current step' if self._trains else 'the run has recovered'}"
 
     def _fail(self, error: BaseException) -> None:
         self._failed = error
@@ -235,11 +248,13 @@ class _Follower:
         for message in self._client.watch(self._run):
             match message:
                 case Planning():
+                    self._trains = False
                     self.records.callbacks.progress.captured()
                 case Planned():
                     self.planned = PlannedRun.of(message)
                     self.records.callbacks.planned(self._feeding.bundle.job, self.planned.plan)
                 case Started() if self.planned is not None:
+                    self._trains = True
                     self._feeding.begin(self.planned)
                 case Note(text=text) if message.detail is not True:
                     self.records.callbacks.progress.note(self._run, text)
@@ -256,7 +271,7 @@ class _Follower:
     def _end(self, result: RunResult) -> None:
         if self._feeding.error is not None and result.status != "failed":
             raise self._feeding.error  # which has stopped the run; of a run that failed the broker knows the cause
-        self.steps = result.steps
+        self.steps, self.seconds = result.steps, result.seconds
         ours = result.status == "stopped" and self._stopping
         if result.status != "finished" and not ours:
             text = f"{self._run} {result.status} after {counted(result.steps, 'step')}: {result.cause or 'by request'}"

@@ -30,7 +30,7 @@ from farflung.api.reports import ReportArgument, Reports, targets_of
 from farflung.api.result import Outcome, TrainResult
 from farflung.api.submission import check_names, freeze
 from farflung.cluster import Topology
-from farflung.errors import FailedBatch, FarflungError, GraphError, InputError
+from farflung.errors import DataError, FarflungError, GraphError, InputError
 from farflung.graph.ir import Graph
 from farflung.ids import new_id
 from farflung.job.spec import CheckpointSpec, CodecSpec, EvaluateSpec, JobSpec, OptimizerSpec, PlanSpec, ScheduleSpec, SyncSpec
@@ -270,9 +270,11 @@ def _run(asked: _Asked, given: TrainArguments) -> tuple[TrainResult, Outcome, Tr
         losses=tuple(record.loss for record in outcome.records),
         records=outcome.records,
         evaluations=outcome.evaluations,
-        plan=outcome.plan,
-        graph=bundle.graph,
+        planned=outcome.plan,
+        captured=bundle.graph,
+        aliases={state.name: state.aliases for state in bundle.graph.states},
         states=outcome.states,
+        seconds=outcome.seconds,
         steps=outcome.steps,
         stopped=outcome.error is not None and outcome.steps < inputs.steps,
         run=bundle.run,
@@ -311,8 +313,8 @@ def _train(trainable: _Trainable, job: JobSpec, given: TrainArguments, callbacks
             return bundle, train_there(bundle, trainee.states, batches, side, callbacks, given.ticket)
         settings = LocalSettings(topology=topology, folder=None if given.folder is None else Path(given.folder))
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
-    except GraphError as error:
-        error.args = (str(error) + _batch_text(error.batch, graph, trainee.evaluation, inputs),)
+    except (GraphError, DataError) as error:
+        error.args = (str(error) + _batch_text(error, graph, trainee.evaluation, inputs),)
         raise
     except KeyboardInterrupt as error:
         # the same exception, without the threads among which it was raised
@@ -327,7 +329,9 @@ def _with_samples(job: JobSpec, graph: Graph, evaluation: Evaluation | None) -> 
     """``job`` with the samples of a micro-batch: the first dimension of its arrays, where all have the same one."""
     update: dict[str, object] = {"micro_batch_sizes": (batch_rows(graph),) * job.micro_batches}
     if evaluation is not None:
-        update["evaluate"] = EvaluateSpec(every=evaluation.every, batches=evaluation.batches or 1)
+        update["evaluate"] = EvaluateSpec(
+            every=evaluation.every, every_batches=evaluation.every_batches, batches=evaluation.batches or 1
+        )
     return job.model_copy(update=update)
 
 
@@ -358,15 +362,18 @@ def _interrupted(callbacks: Callbacks, given: TrainArguments) -> str:
     return f"training was interrupted after {callbacks.steps} of {counted(given.steps, 'step')}"
 
 
-def _batch_text(failed: FailedBatch | None, graph: Graph, evaluation: Graph | None, inputs: Inputs) -> str:
-    """Describe the batch of a failed computation; its shapes are the graph's, as every batch is checked."""
+def _batch_text(error: GraphError | DataError, graph: Graph, evaluation: Graph | None, inputs: Inputs) -> str:
+    """Describe the batch of a failed computation; its shapes are the graph's. Empty if the text of ``error`` names the batch."""
     from farflung.frontends.torch.ambient import describe_batch
 
+    failed = error.batch
     source = evaluation if failed is not None and failed.evaluates else graph
     if failed is None or source is None:
         return ""
     held_out = inputs.held_out if failed.evaluates else None
     origin = inputs.training.origin(failed.step, failed.index) if held_out is None else held_out.origin(failed.index)
+    if f"{origin} returned" in str(error) or f"{origin} did not" in str(error):
+        return ""  # the batch was refused before anything was computed
     weights = {state.spec.dtype for state in source.parameters}
     given = {op.name: (op.outputs[0].dtype, op.outputs[0].shape) for op in source.placeholders}
     return f"; {describe_batch(weights, given, origin)}"

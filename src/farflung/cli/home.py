@@ -8,7 +8,7 @@ import re
 import socket
 from pathlib import Path
 
-from farflung.errors import InputError
+from farflung.errors import InputError, SecurityError
 from farflung.security import Ticket
 from farflung.security.certificates import public_key_bytes
 from farflung.security.files import make_private_folder, write_private
@@ -25,6 +25,7 @@ __all__ = [
     "newest_runs",
     "own_key",
     "run_folder",
+    "stored_ticket",
     "ticket_file",
     "worker_log",
     "worker_name",
@@ -83,6 +84,14 @@ def newest_runs(runs: Path) -> str:
 def ticket_file(folder: Path) -> Path:
     """Return where the broker whose folder is ``folder`` keeps the owner's ticket while it runs."""
     return folder / "submit-ticket"
+
+
+def stored_ticket(folder: Path) -> str:
+    """Return the id of the ticket that ``keep_ticket`` stored in ``folder`` (empty: there is none)."""
+    try:
+        return Ticket.parse(ticket_file(folder).read_text(encoding="ascii")).ticket_id
+    except (OSError, UnicodeDecodeError, SecurityError):
+        return ""
 
 
 def keep_ticket(ticket: Ticket, folder: Path) -> Path:

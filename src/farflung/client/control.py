@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from farflung import errors
 from farflung.clock import monotonic
-from farflung.errors import ConnectionLost, FailedBatch, FarflungError, GraphError, SecurityError, TrainingError, WireError
+from farflung.errors import ConnectionLost, FailedBatch, FarflungError, SecurityError, TrainingError, WireError
 from farflung.ids import new_id
 from farflung.messages.calls import (
     Checking,
@@ -192,8 +192,7 @@ class ControlClient:
         """
         kind, batch = self._failed.get(run, (TrainingError, None))
         error = kind(text)
-        if isinstance(error, GraphError):
-            error.batch = batch
+        error.batch = batch
         return error
 
     def dashboard(self) -> RpcSession:

@@ -219,8 +219,7 @@ def _check_run(job: JobSpec) -> None:
         )
     if job.on_nan == "rollback" and job.checkpoint.every == 0:
         raise InputError("on_nan = 'rollback' goes back to a checkpoint, but checkpoint.every = 0 writes none: set it above 0")
-    if job.evaluate.every and not job.evaluate.batches:
-        raise InputError(f"evaluate.every = {job.evaluate.every} with evaluate.batches = 0 evaluates nothing: set batches")
+    _check_evaluation(job)
     if job.generate.tokens:
         if job.data.kind != "caller" and not job.data.tokenized:
             raise InputError(f"generate.tokens = {job.generate.tokens} needs a tokenizer, data.kind = {job.data.kind!r} has none")
@@ -228,6 +227,14 @@ def _check_run(job: JobSpec) -> None:
             raise InputError(f"generate.tokens = {job.generate.tokens} needs a text to go on from: set generate.prompt")
     elif job.generate.prompt:
         raise InputError("generate.prompt is set but generate.tokens = 0 generates nothing: set tokens")
+
+
+def _check_evaluation(job: JobSpec) -> None:
+    given = [f"evaluate.{name} = {value}" for name in ("every", "every_batches") if (value := getattr(job.evaluate, name))]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} exclude each other: remove one of them")
+    if given and not job.evaluate.batches:
+        raise InputError(f"{given[0]} with evaluate.batches = 0 evaluates nothing: set batches")
 
 
 def _check_fed(job: JobSpec) -> None:

@@ -327,6 +327,8 @@ class EvaluateSpec(Section):
 
     #: Steps between evaluations. 0: only at the end.
     every: Annotated[int, Field(ge=0)] = 0
+    #: In place of `every`: micro-batches of training between evaluations, such as those of an epoch. 0: use `every`.
+    every_batches: Annotated[int, Field(ge=0)] = 0
     #: Micro-batches of each evaluation. 0: no evaluation.
     batches: Annotated[int, Field(ge=0)] = 0
 

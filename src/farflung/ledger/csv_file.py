@@ -11,13 +11,17 @@ from farflung.ledger.entries import Column, Entry, RunLedger
 __all__ = ["ledger_csv"]
 
 #: Unit of a column -> what the names of the file's columns end with.
-_ENDINGS = {"": "", "FLOP": "_flop", "B": "_bytes", "s": "_seconds", "J": "_joules", "money": ""}
+_ENDINGS = {"": "", "FLOP": "", "B": "_bytes", "s": "_seconds", "J": "_joules", "money": ""}
+_ESTIMATED = " (estimated)"
 #: Spreadsheets take text that begins with one of these for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def ledger_csv(ledgers: Iterable[RunLedger], columns: Iterable[Column]) -> str:
-    """Return the lines of ``ledgers``, with a head, in base units. Names of estimated columns begin with ``estimated_``."""
+    """Return the lines of ``ledgers``, with a head, in base units.
+
+    Names are the titles of the columns, with ``_`` between words and a unit at the end. An estimate begins with ``estimated_``.
+    """
     columns = tuple(columns)
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -31,8 +35,8 @@ def ledger_csv(ledgers: Iterable[RunLedger], columns: Iterable[Column]) -> str:
 
 
 def _head(column: Column) -> str:
-    name = column.name.removesuffix("_seconds")
-    return ("estimated_" if column.estimated else "") + name + ("" if name == "joules" else _ENDINGS[column.unit])
+    name = column.title.removesuffix(_ESTIMATED).lower().replace(" ", "_")
+    return ("estimated_" if column.estimated else "") + name + _ENDINGS[column.unit]
 
 
 def _figure(entry: Entry, column: Column) -> str:

@@ -120,6 +120,11 @@ class TicketBook:
             raise SecurityError(f"no ticket has the id {ticket_id!r}; known are {known}")
         return _record(row)
 
+    def forget(self, ticket_id: str) -> None:
+        """Remove a ticket that nobody can use any more, as its secret is gone. Members who joined with it stay."""
+        with self._book.transaction() as book:
+            book.execute("DELETE FROM tickets WHERE ticket_id = ?", (ticket_id,))
+
     def list(self) -> tuple[TicketRecord, ...]:
         """All tickets, the oldest first."""
         with self._book.transaction() as book:

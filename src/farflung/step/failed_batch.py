@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from farflung.errors import FailedBatch, GraphError
+from farflung.errors import DataError, FailedBatch, GraphError
 
 __all__ = ["blaming"]
 
 
 @contextmanager
 def blaming(batch: FailedBatch) -> Iterator[None]:
-    """Put ``batch`` into a ``GraphError`` that is raised inside, and before its text."""
+    """Put ``batch`` into an error of the graph or the data that is raised inside, and before its text."""
     try:
         yield
-    except GraphError as error:
+    except (GraphError, DataError) as error:
         error.batch = batch
         error.args = (f"{batch}: {error}",)
         raise

@@ -163,9 +163,13 @@ class RunSetup:
         return bool(every and step and step % every == 0)
 
     def evaluates(self, step: int) -> bool:
-        """Return whether the job wants an evaluation after ``step`` steps; the evaluation of the end does not count."""
-        every = self.job.evaluate.every
-        return bool(every and step and step % every == 0) and step < self.job.steps
+        """Return whether the job wants an evaluation after ``step`` steps; the evaluation of the end does not count.
+
+        An evaluation for each so many micro-batches comes after the step that reads the last one of them.
+        """
+        asked = self.job.evaluate
+        unit, every = (self.job.micro_batches, asked.every_batches) if asked.every_batches else (1, asked.every)
+        return bool(every) and 0 < step < self.job.steps and unit * step // every > unit * (step - 1) // every
 
     def owner(self, state: str) -> int:
         """Return the stage that writes ``state`` into checkpoints and norms: the first that reads it."""

@@ -130,10 +130,9 @@ class TrainingProgress:
         """Show a message about ``run`` that stays: a loss, a recovery, for what it waits."""
         _LOG.warning("%s: %s", run, printable(text))
 
-    def interrupted(self, *, begun: bool = True) -> None:
-        """Ctrl-C was pressed, and the training ends after the current step; before it has ``begun``, the run is cancelled."""
-        text = "training ends after the current step" if begun else "the run is cancelled before its first step"
-        text += "; press Ctrl-C again to end it at once"
+    def interrupted(self, text: str = "training ends after the current step") -> None:
+        """Ctrl-C was pressed. ``text`` says when the training ends."""
+        text += "" if text.endswith(" now") else "; press Ctrl-C again to end it at once"
         self._activity.update(text)
         _LOG.log(logging.INFO if self._activity.on_terminal else logging.WARNING, "%s", text)
 

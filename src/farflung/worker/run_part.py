@@ -13,7 +13,7 @@ from typing import NamedTuple
 from farflung.data.base import Place
 from farflung.data.fetching import Fetch
 from farflung.engines.base import Engine
-from farflung.errors import ConnectionLost, FarflungError, GraphError, WireError
+from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.memory_budget import MemoryBudget
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.failed_batches import batch_item
@@ -219,8 +219,8 @@ class RunPart(ABC):
         line, lost_peer = self._describe(error, cause)
         self._services.log(line)
         with suppress(ConnectionLost):  # the broker is lost too
-            batch = batch_item(error.batch if isinstance(error, GraphError) else None)
-            blames = (error.blames or UNSET) if isinstance(error, FarflungError) else UNSET
+            known = error if isinstance(error, FarflungError) else FarflungError()
+            batch, blames = batch_item(known.batch), known.blames or UNSET
             head = partial(Failed, run=self.run, attempt=self.attempt, lost_peer=lost_peer, batch=batch, blames=blames)
             self._services.report(head(cause=cause[:3000], kind=kind))
 

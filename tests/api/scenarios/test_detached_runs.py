@@ -52,12 +52,23 @@ def test_another_process_waits_and_exports(two: Loopback, home: Path) -> None:
         assert (result.status, result.steps) == ("finished", 3)
         assert [one.step for one in seen if isinstance(one, StepRecord)] == [0, 1, 2]
         assert sum(isinstance(one, EvaluationRecord) for one in seen) == 1
+        assert isinstance(result, farflung.TrainResult), "as from train"
+        assert [*result.records, *result.evaluations] == sorted(seen, key=lambda one: isinstance(one, EvaluationRecord))
+        assert result.losses == tuple(one.loss for one in result.records)
+        assert (result.checkpoint, result.run, result.stopped) == (name, name, False)
+        assert result.plan.stages
+        assert result.seconds > 0
         assert [one.run for one in later.runs()] == [name]
         assert run.status.over
         truth = plainly(load_job(home / "job.toml"), home)[1]
         assert same({name: run.state_dict()[name] for name in truth.states}, truth.states) == []
         assert "head.weight" in run.state_dict(), "a tied parameter has all its names"
         assert all(torch.equal(value, torch.from_numpy(run.state_dict()[key])) for key, value in run.tensors().items())
+        assert all(torch.equal(value, result.tensors()[key]) for key, value in run.tensors().items())
+        assert result.state_dict().keys() == run.state_dict().keys() == result.tensors().keys()
+        for lacking in (lambda: result.graph, result.model):
+            with pytest.raises(InputError, match=rf"^the (graph|module) of {name} is not in this process: "):
+                lacking()
         lines = run.export(home / "weights.safetensors")
         assert lines == [f"{home / 'weights.safetensors'}: {len(run.state_dict())} tensors of step 3"]
         with pytest.raises(InputError, match=r"weights\.safetensors exists already: choose another path, or remove it$"):
@@ -123,7 +134,11 @@ def test_a_run_that_still_trains_has_no_export(cluster: Cluster, home: Path) -> 
             run.export(home / "weights.safetensors")
     finally:
         run.stop()
-    assert run.wait().status == "stopped"
+    result = run.wait()
+    assert (result.status, result.stopped) == ("stopped", True)
+    if result.planned is None:
+        with pytest.raises(InputError, match=rf"^{run.name} was stopped before it had a plan: submit it again$"):
+            _ = result.plan
 
 
 def test_a_run_that_fails_raises_its_cause(cluster: Cluster) -> None:

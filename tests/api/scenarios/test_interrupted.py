@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from farflung import train
+from farflung import CheckpointSpec, train
 from farflung.broker.process import Broker
 from farflung.client.connection import Client
 from farflung.client.in_process import LocalRun
 from farflung.security import Ticket
 from farflung.telemetry.records import StepRecord
 from farflung.worker.membership import join
+from tests.support.loopback import Loopback
+from tests.support.small_training import same, trained
+from tests.support.worker_deaths import vanish
 
 
 class Model(torch.nn.Sequential):
@@ -130,3 +133,43 @@ def test_ctrl_c_while_no_machine_is_there_cancels_the_run(ctrl_c: Any, tmp_path:
     finally:
         log.removeHandler(handler)
         broker.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("every", [2, 0])
+def test_ctrl_c_while_a_run_waits_after_a_loss_ends_it_at_once(ctrl_c: Any, tmp_path: Path, every: int) -> None:
+    """Without a step under way, there is none to wait for; the result is that of the newest checkpoint, if there is one."""
+    said: list[str] = []
+
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            if "waiting for 1 more worker" in said[-1]:
+                ctrl_c()
+
+    log, handler = logging.getLogger("farflung"), Interrupting()
+    log.addHandler(handler)
+    with Loopback(tmp_path, 1) as cluster:
+
+        def on_step(record: StepRecord) -> None:
+            if record.step == 4:
+                vanish(cluster, "a")
+
+        checkpoint = CheckpointSpec(every=every, recover_every=0)
+        try:
+            ticket = str(cluster.ticket("submit"))
+            with pytest.raises(KeyboardInterrupt) as caught:
+                trained(ticket, steps=10**6, workers=1, checkpoint=checkpoint, on_step=on_step)
+        finally:
+            log.removeHandler(handler)
+    assert said[-1] == "no step is under way, so the run ends now"
+    result = getattr(caught.value, "result", None)
+    if every:
+        assert result is not None
+        assert result.steps == len(result.losses)
+        assert result.steps >= 4
+        assert result.steps % 2 == 0
+        assert same(result, trained(steps=result.steps))
+    else:
+        assert result is None
+        assert str(caught.value).endswith(" was cancelled")

@@ -379,10 +379,10 @@ def test_what_is_refused(data: Any, changed: dict[str, Any], text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_evaluation_has_at_least_one_more_epoch_than_the_one_before() -> None:
-    found = trained(loader(), steps=None, epochs=3, accumulate=4, evaluate=loader())
-    assert found.steps == 4, "18 batches make 4 steps, and the remaining 2 are not read"
-    assert [record.step for record in found.evaluations] == [2, 4], "an epoch is 1.5 steps"
+def test_an_evaluation_follows_the_step_that_ends_an_epoch() -> None:
+    found = trained(loader(), steps=None, epochs=5, accumulate=4, evaluate=loader())
+    assert found.steps == 7, "30 batches make 7 steps, and the remaining 2 are not read"
+    assert [record.step for record in found.evaluations] == [2, 3, 5, 6, 7], "an epoch is 1.5 steps"
 
 
 @pytest.mark.parametrize(("number", "text"), [({"patience": 0}, "patience"), ({"min_delta": -1}, "min_delta")])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,31 @@ def test_tickets_are_kept_out_of_the_journal(tmp_path: Path, journal: bool) -> N
             process.wait(PATIENCE)
     assert ("farflung1-" in text) is not journal
     assert (f"farflung ticket issue --scope submit --home {tmp_path / 'b'}" in text) is journal
+
+
+def test_each_ticket_of_the_list_was_printed_or_is_named(tmp_path: Path) -> None:
+    """Commands on the broker's machine have a ticket of their own while the broker runs, also after a broker was killed."""
+    home, log = str(tmp_path / "b"), tmp_path / "log"
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "farflung", "broker", "--listen", "127.0.0.1:0", "--home", home, "--no-web"]
+            process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        try:
+            while "Press Ctrl-C" not in (text := log.read_text()):
+                assert process.poll() is None, text
+            own = [row for row in tickets(home) if row["own"]]
+            assert [row["scope"] for row in own] == ["owner"]
+            assert sum(row["scope"] == "owner" for row in tickets(home)) == 1
+        finally:
+            process.send_signal(end)
+            process.wait(PATIENCE)
+    assert sorted(row["scope"] for row in tickets(home)) == ["join", "join", "submit", "submit"]
+
+
+def tickets(home: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "farflung", "ticket", "list", "--home", home, "--json"]
+    found: list[dict[str, Any]] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
 
 
 def test_a_port_of_the_dashboard_that_is_taken_is_found_before_tickets_are_printed(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ every = 20
 batches = 2
 [plan]
 planner = "equal_compute"
+[codec]
+name = "int8"
 """
 
 
@@ -141,6 +143,19 @@ def test_axe_finds_nothing_serious(cluster: Cluster, state: Any, browser: Any, d
             found = visitor.page.evaluate("axe.run()")
             serious = [(one["id"], one["nodes"]) for one in found["violations"] if one["impact"] in ("serious", "critical")]
             assert serious == [], path
+
+
+def test_the_error_of_codecs_is_drawn_although_it_is_measured_now_and_then(cluster: Cluster, state: Any, browser: Any) -> None:
+    with visiting(browser, state=state) as visitor:
+        visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")
+        visitor.page.get_by_role("img", name=re.compile(r"^Codec error, codec error \d")).wait_for()
+        cards = visitor.page.locator(".ff-row > .ff-card:visible")
+        boxes = [cards.nth(i).bounding_box() for i in range(cards.count())]
+        ends = {round(box["x"] + box["width"]) for box in boxes}
+        right = visitor.page.locator(".ff-row").bounding_box()
+        assert max(ends) == round(right["x"] + right["width"]), "no hole at the end of the row"
+        assert len({round(box["y"]) for box in boxes}) == 1 or len(ends) < len(boxes)
+        assert_clean(visitor, cluster)
 
 
 def test_names_from_outside_are_text(cluster: Cluster, state: Any, browser: Any) -> None:

@@ -129,7 +129,7 @@ def test_the_ledger_is_downloaded(dashboard: Dashboard, state: Any, browser: Any
         assert visitor.problems == []
     with (tmp_path / "ledger.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["run"], row["machine"], row["samples"], row["wasted"]) for row in rows] == [
+    assert [(row["run"], row["machine"], row["samples"], row["repeated_samples"]) for row in rows] == [
         ("run-1", "east-0", "240", "0"),
         ("run-1", "west-0", "240", "0"),
         ("run-2", "east-0", "296", "24"),

@@ -27,3 +27,13 @@ def test_events_are_the_newest_first_with_a_tone() -> None:
 def test_lines_that_continue_belong_to_the_event_before() -> None:
     lines = ["cut off", f"{DAY}:01 the run failed:", "  out of memory", f"{DAY}:02 generated:", "  some text"]
     assert run_events(lines) == [RunEvent(f"{DAY}:01", "the run failed: out of memory", "bad")]
+
+
+def test_checkpoints_in_a_row_do_not_hide_other_events() -> None:
+    lines = [f"{DAY}:{10 + i} checkpoint after step {20 * i}" for i in range(40)]
+    lines.insert(30, f"{DAY}:39 lost: worker eve is gone")
+    assert [event.text for event in run_events(lines)] == [
+        "checkpoint after step 780, the newest of 10",
+        "lost: worker eve is gone",
+        "checkpoint after step 580, the newest of 30",
+    ]

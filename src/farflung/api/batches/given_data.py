@@ -114,9 +114,7 @@ def read_inputs(
         if not (_is_function(evaluate) or hasattr(evaluate, "__iter__") or hasattr(evaluate, "__getitem__")):
             kind = type(evaluate).__name__
             raise InputError(f"{settings.evaluate}={evaluate!r:.80} is of the type {kind}: pass data, or an Evaluation")
-        # rounded up: each evaluation has at least one more epoch than the one before
-        of_epoch = 0 if training.length is None else -(-training.length // settings.accumulate)
-        evaluate = Evaluation(batch_fn=evaluate, every=of_epoch)
+        evaluate = Evaluation(batch_fn=evaluate, every_batches=training.length or 0)  # after each epoch
     evaluation, held_out = _held_out(evaluate, settings)
     held_out.check(settings.evaluate, evaluation.batches or 1, repeats=True)
     return Inputs(training=training, steps=found, evaluation=evaluation, held_out=held_out)

@@ -3,6 +3,7 @@
 In the order of data flow:
 
 ``cluster``  ``connect``: a broker, to which jobs are submitted
+``weights``  the weights of a run, fetched when they are first used
 ``run``      one run: wait for it, stop it, take its weights
 ``table``    the runs of a broker, as a table on a terminal and in a notebook
 """

@@ -10,17 +10,21 @@ from typing import Any, Self
 
 from farflung.api.detached.run import DetachedRun, OnRecord, check_path
 from farflung.api.detached.table import RunStatus, RunTable
+from farflung.api.detached.weights import FetchedWeights
+from farflung.api.result import TrainResult
 from farflung.checkpoint import export_file, export_model
 from farflung.client.connection import Client
+from farflung.client.planned_run import PlannedRun
 from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.foreign_text import printable
 from farflung.job import JobSpec, check_job, load_job, make_job
 from farflung.job.check import check_decided
-from farflung.messages.watching import Note, RecordLine, Result
+from farflung.messages.watching import Note, Planned, RecordLine, Result
+from farflung.plan import Plan
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
-from farflung.telemetry.records import RecoveryRecord, RunResult, read_record
+from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.units import Seconds
 from farflung.worker.membership import join
 
@@ -111,20 +115,26 @@ class Cluster:
             raise InputError(f"the broker has no run {run!r:.80}: the newest are {known}")
         return found
 
-    def wait(self, run: str, on_record: OnRecord | None = None) -> RunResult:
+    def wait(self, run: str, on_record: OnRecord | None = None) -> TrainResult:
         """Wait until ``run`` is over. ``on_record`` is called with each record, also with those from before this call.
 
-        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings.
+        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings. The result fetches the weights over
+        this connection when they are first used.
 
         Raises:
             TrainingError: the run failed; the text is its cause.
             ConnectionLost: the broker does not answer for ten minutes.
         """
+        told = _Records()
+        plan: Plan | None = None
         for message in self._client.watch(run):
-            if isinstance(message, Note) and message.detail is not True:
+            if isinstance(message, Planned):
+                plan = PlannedRun.of(message).plan
+            elif isinstance(message, Note) and message.detail is not True:
                 _LOG.warning("%s: %s", run, printable(message.text))
             elif isinstance(message, RecordLine):
                 record = read_record(message.line)
+                told.take(record)
                 if isinstance(record, RecoveryRecord):
                     _LOG.warning("%s: %s", run, printable(str(record)))
                 elif record is not None and on_record is not None:
@@ -133,8 +143,25 @@ class Cluster:
                 result = RunResult.from_json(message.result)
                 if result.status == "failed":
                     raise self._client.failure(run, f"{run} failed after {result.steps} steps: {result.cause}")
-                return result
+                return self._result(run, result, plan, told)
         raise InputError(f"the connection was closed before {run} was over: connect again")
+
+    def _result(self, run: str, result: RunResult, plan: Plan | None, told: _Records) -> TrainResult:
+        weights = self.weights(run)
+        return TrainResult(
+            losses=tuple(record.loss for record in told.steps),
+            records=tuple(told.steps),
+            evaluations=tuple(told.evaluations),
+            planned=plan,
+            states=weights.states,
+            aliases=weights.aliases,
+            steps=result.steps,
+            stopped=result.status == "stopped",
+            run=run,
+            checkpoint=run if result.checkpoint else "",
+            seconds=result.seconds,
+            sample=result.sample,
+        )
 
     def stop(self, run: str) -> None:
         """Ask ``run`` to end after its current step."""
@@ -163,9 +190,14 @@ class Cluster:
         Raises:
             InputError: the run still trains, or has no checkpoint.
         """
-        reader, _ = self._client.export(run)
-        states = reader.read(reader.manifest.states)
-        return {name: states[state] for state in states for name in (state, *reader.manifest.aliases.get(state, ()))}
+        return self.weights(run).state_dict()
+
+    def weights(self, run: str) -> FetchedWeights:
+        """The weights of a run that is over. The broker sends them when they are first used.
+
+        They raise ``InputError`` if the run still trains or has no checkpoint.
+        """
+        return FetchedWeights(lambda: self._client.export(run)[0])
 
     def close(self) -> None:
         """End the connection."""
@@ -176,6 +208,24 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _Records:
+    """The records of a run. Those of steps that a recovery repeats are dropped."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+        self.evaluations: list[EvaluationRecord] = []
+
+    def take(self, record: StepRecord | EvaluationRecord | RecoveryRecord | None) -> None:
+        """Add a record."""
+        if isinstance(record, RecoveryRecord):
+            self.steps = [one for one in self.steps if one.step < record.step]
+            self.evaluations = [one for one in self.evaluations if one.step < record.step]
+        elif isinstance(record, StepRecord):
+            self.steps.append(record)
+        elif record is not None:
+            self.evaluations.append(record)
 
 
 def _job(job: str | Path | JobSpec | Mapping[str, Any]) -> tuple[JobSpec, Path]:

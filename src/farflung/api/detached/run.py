@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from farflung.api.detached.table import RunStatus
+from farflung.api.detached.weights import FetchedWeights
+from farflung.api.result import TrainResult
 from farflung.engines.base import Array
 from farflung.errors import InputError
-from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
+from farflung.telemetry.records import EvaluationRecord, StepRecord
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +27,13 @@ class _Broker(Protocol):
 
     def status(self, run: str) -> RunStatus: ...
 
-    def wait(self, run: str, on_record: OnRecord | None = None) -> RunResult: ...
+    def wait(self, run: str, on_record: OnRecord | None = None) -> TrainResult: ...
 
     def stop(self, run: str) -> None: ...
 
     def export(self, run: str, path: str | Path) -> list[str]: ...
 
-    def state_dict(self, run: str) -> dict[str, Array]: ...
+    def weights(self, run: str) -> FetchedWeights: ...
 
 
 class DetachedRun:
@@ -45,8 +47,10 @@ class DetachedRun:
         """State, steps and loss, asked of the broker."""
         return self._broker.status(self.name)
 
-    def wait(self, on_record: OnRecord | None = None) -> RunResult:
+    def wait(self, on_record: OnRecord | None = None) -> TrainResult:
         """Wait until the run is over. ``on_record`` is called with each record, also with those from before this call.
+
+        The result fetches weights when they are first used.
 
         Raises:
             TrainingError: the run failed; the text is its cause.
@@ -63,16 +67,11 @@ class DetachedRun:
 
     def state_dict(self) -> dict[str, Array]:
         """The weights of a run that is over, as NumPy arrays by all their names."""
-        return self._broker.state_dict(self.name)
+        return self._broker.weights(self.name).state_dict()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights of a run that is over, as CPU tensors for ``module.load_state_dict``."""
-        import torch
-
-        from farflung.engines.torch.arrays import from_array
-
-        cpu = torch.device("cpu")
-        return {name: from_array(value, cpu) for name, value in self.state_dict().items()}
+        return self._broker.weights(self.name).tensors()
 
     def __repr__(self) -> str:
         return f"DetachedRun({self.name!r})"

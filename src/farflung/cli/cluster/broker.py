@@ -14,7 +14,7 @@ from farflung.cli.cluster.broker_records import end_broker, given_back, take_lea
 from farflung.cli.cluster.observation import observed_broker
 from farflung.cli.cluster.service_log import writes_to_a_service_log
 from farflung.cli.cluster.timed_log import timed_log
-from farflung.cli.home import broker_folder, drop_ticket, keep_ticket
+from farflung.cli.home import broker_folder, drop_ticket, keep_ticket, stored_ticket
 from farflung.cli.options import HomeOption, MetricsOption, VerboseOption, host, quantity
 from farflung.signal_event import SignalEvent
 from farflung.units import Bytes, Seconds
@@ -146,8 +146,10 @@ class _Console:
 
     def invite(self) -> None:
         """Print how others join, with fresh tickets."""
+        before = stored_ticket(self.place)  # also that of a broker that was killed
         self._own = self.served.ticket("owner", self.validity)
         keep_ticket(self._own, self.place)
+        self._forget(before)
         for line in _invitations(self.served, self.validity, self.here, secret=self.secret):
             typer.echo(line)
         if self.leadership is not None:
@@ -157,6 +159,12 @@ class _Console:
         """Remove the stored ticket."""
         if self._own is not None:
             drop_ticket(self._own, self.place)
+            self._forget(self._own.ticket_id)
+
+    def _forget(self, ticket_id: str) -> None:
+        """Remove a ticket that was stored and never shown from the list of tickets."""
+        if ticket_id:
+            self.served.tickets.forget(ticket_id)
 
 
 def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) -> list[str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,11 +13,11 @@ from farflung.cli.broker_connection import open_client
 from farflung.cli.options import HomeOption, TicketOption, to_write, write_text
 from farflung.cluster import Topology
 from farflung.messages.calls import LinkFound, MeasuredTopology, ProbeRound, Unreachable
+from farflung.telemetry.terminal import print_table
 from farflung.units import BytesPerSecond, Seconds
 
 __all__ = ["register"]
 
-_WIDTH = 110
 #: From slow to fast, by decades of Mbit/s.
 _HEAT = ("white on dark_red", "white on red3", "black on orange3", "black on yellow3", "black on green3", "white on dark_green")
 
@@ -73,7 +72,7 @@ def _show(topology: Topology, caps: dict[str, float]) -> None:
         for j, target in enumerate(topology.names):
             cells.append(Text("-") if i == j else _cell(topology, source, target))
         table.add_row(source, *cells)
-    Console(width=max(Console().width, _WIDTH)).print(table)
+    print_table(table)
     for (a, b), relays in topology.via.items():
         through = f"traffic goes through {relays[0]}" if relays else "add a worker that both can reach, as a relay"
         typer.echo(f"{a} and {b} cannot connect directly: {through}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.home import known_broker
+from farflung.cli.home import known_broker, stored_ticket
 from farflung.cli.options import HomeOption, JsonOption, answer, echo_json, quantity
 from farflung.clock import wall_time
 from farflung.errors import InputError
@@ -81,15 +81,16 @@ def list_tickets(
     from farflung.security.tickets import describe_time
 
     rows, place = [], known_broker(folder)
-    names = NameBook(place / "names.sqlite")
+    names, own = NameBook(place / "names.sqlite"), stored_ticket(place)
     for record in TicketBook(place / "tickets.sqlite").list():
         members = names.names_of(record.ticket_id)
         state = "revoked" if record.revoked else "expired" if record.expires <= wall_time() else "valid"
         row = {"id": record.ticket_id, "scope": record.scope, "state": state, "expires": record.expires, "members": members}
-        rows.append(row)
+        rows.append(row | {"own": record.ticket_id == own})
         if not as_json:
             until = describe_time(record.expires)
-            typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {until}  {counted(members, 'member')}")
+            use = ", used by the commands on this machine" if record.ticket_id == own else ""
+            typer.echo(f"{record.ticket_id}  {record.scope:6}  {state:7}  until {until}  {counted(members, 'member')}{use}")
     if as_json:
         echo_json(rows)
 

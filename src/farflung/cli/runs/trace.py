@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from farflung.cli.completion import complete_run
@@ -16,11 +15,11 @@ from farflung.cli.home import run_folder
 from farflung.cli.options import HomeOption, JsonOption, echo_json, to_write, write_text
 from farflung.errors import InputError
 from farflung.telemetry import ProcessTrace, RunFolder, TimeShares, perfetto, read_traces, time_shares
+from farflung.telemetry.terminal import print_table
 from farflung.units import Seconds, counted
 
 __all__ = ["register"]
 
-_WIDTH = 150
 _LEGEND = (
     "before: ahead of the first step. total = compute + transfer only + wait only + other. "
     "send, receive: also while the worker computes.\n"
@@ -57,7 +56,7 @@ def trace(
 
 
 def _show(traces: list[ProcessTrace], shares: list[TimeShares]) -> None:
-    Console(width=max(Console().width, _WIDTH)).print(_table(traces, shares))
+    print_table(_table(traces, shares))
     typer.echo(_LEGEND)
     for one in traces:
         if one.lost:

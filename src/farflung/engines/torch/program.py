@@ -18,7 +18,8 @@ from farflung.engines.torch.arrays import TORCH_DTYPES
 from farflung.engines.torch.backward.custom import CompiledBackward, run_gradient
 from farflung.engines.torch.draws import KeyHolder, drawing
 from farflung.engines.torch.guards import PSEUDO_KERNELS, guarded
-from farflung.errors import GraphError
+from farflung.engines.torch.index_ranges import out_of_range
+from farflung.errors import DataError, FarflungError, GraphError
 from farflung.graph.gradient import GRADIENT, read_gradient
 from farflung.graph.ir import Arg, DTypeArg, LocalRef, Op, StateRef, Use, ValueRef
 from farflung.graph.opset import OpClass, check_target, info
@@ -90,6 +91,7 @@ class Program:
 
         Raises:
             GraphError: an operator refuses its arguments (names the operator).
+            DataError: a label or an index of the batch is out of range.
         """
         call = None
         present = PRESENT.memory
@@ -115,8 +117,18 @@ class Program:
         except Exception as error:  # operators that PyTorch writes in Python can raise anything
             if call is None or isinstance(error, torch.OutOfMemoryError):
                 raise
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise GraphError(f"operator {call.op.name!r} ({call.op.target}) failed: {first}") from error
+            raise _failure(call, registers, error) from error
+
+
+def _failure(call: Call, registers: list[Any], error: Exception) -> FarflungError:
+    """Return the error of an operator that has failed: a label or index of the batch that is out of range, or another cause."""
+    arguments = call.template.copy()
+    for place, slot in call.fills:
+        arguments[place] = registers[slot]
+    operator = f"operator {call.op.name!r} ({call.op.target})"
+    if outside := out_of_range(call.op.target, arguments):
+        return DataError(f"{outside}; {operator}")
+    return GraphError(f"{operator} failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
 def operator_label(op: Op) -> bytes:

@@ -7,7 +7,7 @@ and make a new module that holds them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -28,17 +28,20 @@ _CPU = torch.device("cpu")
 _SHOWN = 3
 
 
-def state_tensors(graph: Graph, states: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+#: State -> its further names in the module.
+Aliases = Mapping[str, Sequence[str]]
+
+
+def state_tensors(aliases: Aliases, states: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     """Copy ``states`` to CPU tensors, by every name that they have in the module; tied names share one tensor."""
     found: dict[str, torch.Tensor] = {}
-    for state in graph.states:
-        if state.name in states:
-            tensor = from_array(states[state.name], _CPU)
-            found |= dict.fromkeys((state.name, *state.aliases), tensor)
+    for name, others in aliases.items():
+        if name in states:
+            found |= dict.fromkeys((name, *others), from_array(states[name], _CPU))
     return found
 
 
-def load_states(module: nn.Module, graph: Graph, states: Mapping[str, Array], *, strict: bool = True) -> None:
+def load_states(module: nn.Module, aliases: Aliases, states: Mapping[str, Array], *, strict: bool = True) -> None:
     """Copy ``states`` into the parameters and buffers of ``module``, in place. Nothing is written if something does not fit.
 
     Device and element type of the module's tensors stay. With ``strict`` the module and the training must have the same
@@ -50,9 +53,9 @@ def load_states(module: nn.Module, graph: Graph, states: Mapping[str, Array], *,
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"load_into takes a torch.nn.Module, got a {type(module).__name__}: pass a module of the trained class")
-    given = state_tensors(graph, states)
+    given = state_tensors(aliases, states)
     held = _tensors(module)
-    read = {name for state in graph.states for name in (state.name, *state.aliases)}
+    read = {name for state, others in aliases.items() for name in (state, *others)}
     if strict:
         _check_names(set(given), set(held), read, set(module.state_dict(keep_vars=True)))
     shared = given.keys() & held.keys()
@@ -101,7 +104,7 @@ def new_module(
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers go on as if the factory had not run
             module = source()
     _materialize(module, graph, states, seed)
-    load_states(module, graph, states)
+    load_states(module, {state.name: state.aliases for state in graph.states}, states)
     return module
 
 

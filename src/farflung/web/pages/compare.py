@@ -1,4 +1,4 @@
-"""Several runs over each other: loss against steps, time and bytes, step time, and a table."""
+"""Several runs over each other: loss against steps and against time, step time, and a table."""
 
 from __future__ import annotations
 

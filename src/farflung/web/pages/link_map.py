@@ -53,7 +53,7 @@ def link_map(
             "value": [x, y],
             "symbolSize": 11 if many else 20,
             "itemStyle": {"color": "--accent", "borderColor": "--paper", "borderWidth": 2},
-            "label": {"show": not many, "position": "bottom", "color": "--ink", "fontSize": 12.5},
+            "label": {"show": not many, "position": "top" if y > 0 else "bottom", "color": "--ink", "fontSize": 12.5},
             "tooltip": {"formatter": "{b}"},
         }
         for name, (x, y) in places(names, regions).items()

@@ -31,13 +31,13 @@ from farflung.web.widgets.alert_list import AlertList
 from farflung.web.widgets.chart import Line, Unit
 from farflung.web.widgets.figures import Figures
 from farflung.web.widgets.html_table import HtmlTable, Markup, cell, markup
-from farflung.web.widgets.layout import button, card, grid, note, title
+from farflung.web.widgets.layout import button, card, grid, note, row, title
 
 __all__ = ["build"]
 
 #: Seconds between two readings of traces, checkpoints and logs.
 _SLOW = 3.0
-_LOG_LINES = 300
+_LOG_LINES, _EVENT_LINES = 300, 3000
 #: Small charts: heading, column, unit, and where the figures are known (empty: always).
 _SMALL: tuple[tuple[str, str, Unit, str], ...] = (
     ("Learning rate", "learning_rate", "number", ""),
@@ -45,6 +45,8 @@ _SMALL: tuple[tuple[str, str, Unit, str], ...] = (
     ("Divergence of replicas", "divergence", "percent", "Largest distance from their mean."),
     ("Codec error", "error", "percent", "Mean over the links, relative."),
 )
+#: Columns with a value in some steps only: codecs and replicas are measured now and then.
+_SPARSE = ("divergence", "error")
 
 
 def build(view: View) -> None:
@@ -103,17 +105,18 @@ class _RunPage:
                 (run, Line(name="predicted", color=1, dashed=True), column("predicted")),
             ]
             found.append(RunChart("Step time", lines, unit="seconds", zero=True))
-        with card("Bottleneck", "third"):
-            self._bottleneck = markup(Markup('<p class="ff-empty">Simulating the plan ...</p>'))
-        with card("Tokens per second" if self._tokens else "Samples per second", "third"):
-            value = per_second("tokens" if self._tokens else "samples")
-            found.append(RunChart("Throughput", [(run, Line(name="per second", color=2), value)], zero=True))
-        for heading, name, unit, remark in _SMALL:
-            with card(heading, "third", remark) as box:
-                chart = RunChart(heading, [(run, Line(name=heading.lower(), color=4), column(name))], unit=unit, zero=True)
-                found.append(chart)
-            if remark:
-                self._optional.append((box, name))
+        with row():
+            with card("Bottleneck", "third"):
+                self._bottleneck = markup(Markup('<p class="ff-empty">Simulating the plan ...</p>'))
+            with card("Tokens per second" if self._tokens else "Samples per second", "third"):
+                value = per_second("tokens" if self._tokens else "samples")
+                found.append(RunChart("Throughput", [(run, Line(name="per second", color=2), value)], zero=True))
+            for heading, name, unit, remark in _SMALL:
+                with card(heading, "third", remark) as box:
+                    line = Line(name=heading.lower(), color=4, symbols=name in _SPARSE)
+                    found.append(RunChart(heading, [(run, line, column(name))], unit=unit, zero=True))
+                if remark:
+                    self._optional.append((box, name))
         return found
 
     def _make_tables(self) -> None:
@@ -135,9 +138,11 @@ class _RunPage:
             self._checkpoints = HtmlTable("Checkpoints", columns, text_columns=0, empty="No checkpoint yet.")
 
     def _make_texts(self) -> None:
-        with card("Generated text", "half bounded"):
-            self._text = markup(Markup('<p class="ff-empty">None yet.</p>'))
-        with card("Settings", "half bounded", "Every other setting has its default."):
+        generates = self._run.job is not None and self._run.job.generate.tokens > 0
+        with card("Generated text", "half bounded") as box:
+            self._text = markup(Markup('<p class="ff-empty">The model generates it at the end.</p>'))
+        box.set_visibility(generates)
+        with card("Settings", "half bounded" if generates else "bounded", "Every other setting has its default."):
             self._settings = HtmlTable("Settings", ("setting", "value"), text_columns=2)
         with card("Log"):
             self._log = markup(Markup(""), tag="pre").classes("ff-pre").props('tabindex=0 role=region aria-label="Log"')
@@ -179,7 +184,7 @@ class _RunPage:
             checkpoint_table(rows, f"/export/{quote(self._name)}" if self._view.may_export(self._name) else "")
         )
         self._events.set_content(timeline(run_events(log.lines)))
-        self._log.set_content(cell("\n".join(log.lines)))
+        self._log.set_content(cell("\n".join(log.lines[-_LOG_LINES:])))
         if drawn is not None and drawn[0] != self._step:
             self._step, picture = drawn
             self._chart.set_content(picture.replace("@media (prefers-color-scheme:dark){", "body.body--dark{"))
@@ -187,4 +192,4 @@ class _RunPage:
     def _read(self) -> tuple[list[CheckpointRow], LogPart, tuple[int, str] | None]:
         run = self._run
         drawn = None if run.plan is None else last_step_chart(run.folder.events, run.plan)
-        return list(checkpoint_rows(run.folder.root)), run.log(_LOG_LINES), drawn
+        return list(checkpoint_rows(run.folder.root)), run.log(_EVENT_LINES), drawn

@@ -95,9 +95,10 @@ class RunChart:
         return self._rows(number, chosen_rows(columns[value.shape][:count], _MOST))
 
     def _rows(self, number: int, rows: Iterable[int]) -> Points:
-        run, _, value = self._lines[number]
+        run, line, value = self._lines[number]
         columns = run.series.columns
-        return [(_short(columns[self._x][row]), _finite(value.at(columns, row))) for row in rows]
+        points = [(_short(columns[self._x][row]), _finite(value.at(columns, row))) for row in rows]
+        return [point for point in points if point[1] is not None] if line.symbols else points
 
     def _points(self) -> list[Points]:
         return [evaluation_points(run, self._x) for run in self._evaluations]

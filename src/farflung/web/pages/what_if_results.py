@@ -92,7 +92,8 @@ def bottleneck(found: Evaluation | None, why: Reasons | None) -> Markup:
             if gain.factor > 1.005
         )
         lines.append(f'<p class="ff-note">What would shorten the step, with this plan:</p><ul class="ff-list">{rows}</ul>')
-    lines += [f'<p class="ff-note">{cell(text[:1].upper() + text[1:])}.</p>' for text in (why.waiting, why.memory)]
+    texts = (why.waiting[:1].upper() + why.waiting[1:], why.memory)  # the second one begins with the name of a machine
+    lines += [f'<p class="ff-note">{cell(text)}.</p>' for text in texts]
     return Markup("".join(lines))
 
 

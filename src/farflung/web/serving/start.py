@@ -31,7 +31,7 @@ from farflung.web.sources.broker_poll import BrokerPoll
 from farflung.web.sources.sources import Sources
 from farflung.worker.membership import Membership, join
 
-__all__ = ["serve_broker", "serve_owned", "serve_runs", "serve_tunnel"]
+__all__ = ["open_own_client", "serve_broker", "serve_owned", "serve_runs", "serve_tunnel"]
 
 #: Seconds for which the dashboard's own ticket is valid; it makes a new one for each connection.
 _TICKET_SECONDS = Seconds(60.0)
@@ -116,14 +116,11 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
 
     key = new_key()
 
-    def own_client() -> ControlClient:
-        return ControlClient(join(_own_ticket(home), name=f"dashboard-{os.getpid()}", role="client", key=key))
-
     def ticket_client(text: str) -> tuple[ControlClient, bool]:
         name, ticket = f"dashboard-{os.getpid()}-{secrets.token_hex(4)}", _of_this_broker(home, Ticket.parse(text))
         return ControlClient(join(ticket, name=name, role="client")), ticket.scope == "owner"
 
-    poll = BrokerPoll(own_client, home / "links.json")
+    poll = BrokerPoll(lambda: open_own_client(home, key), home / "links.json")
     rights = Rights(SignIn(secret, _cookie_key(home)), lambda: poll.client, ticket_client)
     certificate = host_certificate(home, host) if tls else None
     serving = Serving(
@@ -139,11 +136,19 @@ def _serve_home(listening: socket.socket, home: Path, secret: bytes, *, owned: b
         poll.close()
 
 
-def _own_ticket(home: Path) -> Ticket:
-    """Return a new ticket with the owner's rights, as ``farflung ticket issue`` on this machine does."""
+def open_own_client(home: Path, key: bytes) -> ControlClient:
+    """Return a client with the owner's rights of the broker in ``home``. The client's ticket works for this connection only.
+
+    Raises:
+        FarflungError: the broker does not answer.
+    """
     address, fingerprint = _broker(home)
     book = TicketBook(home / "tickets.sqlite")
-    return book.issue("owner", addresses=[address], fingerprint=fingerprint, now=wall_time(), validity=_TICKET_SECONDS)
+    ticket = book.issue("owner", addresses=[address], fingerprint=fingerprint, now=wall_time(), validity=_TICKET_SECONDS)
+    try:
+        return ControlClient(join(ticket, name=f"dashboard-{os.getpid()}", role="client", key=key))
+    finally:
+        book.forget(ticket.ticket_id)
 
 
 def _of_this_broker(home: Path, ticket: Ticket) -> Ticket:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 __all__ = ["RunEvent", "run_events"]
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (.*)")
+_CHECKPOINT = re.compile(r"checkpoint after step \d+")
 _DULL = re.compile(r"(step \d+: loss|evaluation after step|generated:)")
 #: Beginnings or words of lines -> tone.
 _TONES = (
@@ -28,9 +29,9 @@ class RunEvent:
 
 
 def run_events(lines: Sequence[str]) -> list[RunEvent]:
-    """Return the events in the lines of a log, the newest first."""
+    """Return the events in the lines of a log, the newest first. Checkpoints in a row are one event."""
     found: list[RunEvent] = []
-    dull = True
+    dull, row = True, 0
     for line in lines:
         match = _LINE.fullmatch(line)
         if match is None:  # a line that continues the one before
@@ -41,5 +42,9 @@ def run_events(lines: Sequence[str]) -> list[RunEvent]:
         dull = _DULL.match(text) is not None
         if not dull:
             tone = next((tone for pattern, tone in _TONES if pattern.search(text)), "")
+            row = row + 1 if _CHECKPOINT.fullmatch(text) else 0
+            if row > 1:
+                found.pop()
+                text += f", the newest of {row}"
             found.append(RunEvent(f"{date} {time}", text, tone))
     return found[::-1]

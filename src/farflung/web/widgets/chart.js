@@ -2,7 +2,7 @@
 import { echarts } from "nicegui-echart";
 
 const UNITS = {
-  number: (v) => (v !== 0 && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6) ? v.toExponential(2) : String(+v.toPrecision(4))),
+  number: (v) => (Math.abs(v) >= 1e6 ? v.toExponential(2) : (+v.toPrecision(4)).toLocaleString("en-US", { maximumSignificantDigits: 4 })),
   percent: (v) => `${+(100 * v).toPrecision(3)} %`,
   seconds: (v) => {
     if (v === 0) return "0 s";

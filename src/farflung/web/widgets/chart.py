@@ -20,7 +20,10 @@ Points = Sequence[tuple[float, float | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a chart. ``color``: the number of a theme color (default: by position)."""
+    """One line of a chart. ``color``: the number of a theme color (default: by position).
+
+    ``symbols``: each value is a point, and steps without a value are left out.
+    """
 
     name: str
     color: int | None = None

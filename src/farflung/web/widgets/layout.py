@@ -98,6 +98,13 @@ def grid() -> Iterator[None]:
 
 
 @contextmanager
+def row() -> Iterator[None]:
+    """Cards of equal height beside each other, as many as fit. They share the whole width, also when some are hidden."""
+    with ui.element("div").classes("ff-row"):
+        yield
+
+
+@contextmanager
 def card(heading: str, size: str = "", remark: str = "") -> Iterator[ui.element]:
     """A card with a heading. ``size``: ``half``, ``third``, ``wide`` (two thirds) or empty (the whole row)."""
     with ui.element("section").classes(f"ff-card {size}").props(f'aria-label="{escape(heading)}"') as box:
