@@ -191,6 +191,8 @@ class Loopback:
         region: str = "",
         engine: str = "torch",
         devices: tuple[str, ...] = (),
+        disk: float = 0.0,
+        isolation: str = "off",
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
         observer: WorkObserver | None = None,
     ) -> Worker:
@@ -200,7 +202,9 @@ class Loopback:
         options = WorkerOptions(
             engine=engine,
             devices=devices,
-            isolation="auto" if devices else "off",
+            isolation="auto" if devices else isolation,
+            disk=disk,
+            disk_folder=self.home / "disk",
             listen=listen,
             advertise=advertise,
             memory=memory,
