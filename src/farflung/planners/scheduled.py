@@ -126,13 +126,12 @@ class Offloading:
         try:
             return self._planner.plan(graph, topology, job=_with(job, "none"))
         except PlanError as error:
-            in_memory = error
+            in_memory = str(error)
         try:
             found = _checked(self._planner.plan(graph, fewer, job=forced), graph, fewer, forced)
         except PlanError as error:
-            if str(error) == str(in_memory):
-                raise
-            raise PlanError(f"{in_memory}; with optimizer states on disks: {error}") from None
+            same = str(error) == in_memory  # memory is not what is missing
+            raise PlanError(in_memory if same else f"with optimizer states on disks: {error}") from None
         return _relieved(found, graph, topology, job)
 
 

@@ -19,7 +19,7 @@ from farflung.errors import InputError
 from farflung.extras import ENGINE_LIBRARIES
 from farflung.messages.versions import own_versions
 from farflung.transports.addresses import host_id
-from farflung.units import Bytes, BytesPerSecond
+from farflung.units import Bytes
 from farflung.worker.options import WorkerOptions
 
 __all__ = ["MeasuredDevice", "measure_device", "offered_disk", "open_device"]
@@ -181,5 +181,5 @@ def _disk(options: WorkerOptions, log: Callable[[str], None]) -> dict[str, float
     if space is None:
         return {}
     rate = disk_rate(space)
-    log(f"disk: {Bytes(space.nbytes).written(3)} in {space.folder}, {BytesPerSecond(rate)}")
+    log(f"disk: {Bytes(space.nbytes).written(3)} in {space.folder}, {Bytes(rate).written(3)}/s")
     return {"offload": space.nbytes, "offload_rate": rate}

@@ -13,6 +13,7 @@ from farflung.plan import Plan
 from farflung.telemetry import RunFolder
 from tests.support.loopback import Finished, Loopback, captured, same, text_folder, text_job
 from tests.support.patient_cluster import Patient
+from tests.support.resumed_runs import continues, rest
 
 STEPS = 6
 DISK = 50e6
@@ -84,6 +85,19 @@ def test_a_step_that_is_skipped_leaves_the_states(tmp_path: Path) -> None:
     assert any(step.skipped for step in found.steps)
     assert not all(step.skipped for step in found.steps)
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
+
+
+@pytest.mark.parametrize("begins", ["none", "optimizer"])
+def test_a_checkpoint_resumes_with_states_elsewhere(tmp_path: Path, begins: str) -> None:
+    """States that were in memory go on on a disk, and the other way round."""
+    places = {"none": {"offload": "none"}, "optimizer": {"offload": "optimizer"}}
+    ends = "none" if begins == "optimizer" else "optimizer"
+    with offering(tmp_path, "ab", isolation="auto") as cluster:
+        first = cluster.run(text_job(**CHANGES | {"plan": places[begins], "checkpoint": {"every": 3}}))
+        job = text_job(**CHANGES | {"plan": places[ends], "checkpoint": {"every": 3}})
+        second = cluster.run(rest(job, f"{first.folder}/checkpoints/step-0000000003"))
+    assert (offloads(first), offloads(second)) == ({begins}, {ends})
+    continues(first, second)
 
 
 class WithDisk(Patient):
