@@ -45,9 +45,9 @@ class TiersSettings(Settings):
     layers: int = 16
     width: int = 768
     heads: int = 12
-    sequence: int = 32
+    sequence: int = 16
     rows: int = 1
-    micro_batches: int = 2
+    micro_batches: int = 1
     steps: int = 12
     warm_up: int = 3
     disk: str = "6 GB"

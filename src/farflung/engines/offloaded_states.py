@@ -67,12 +67,12 @@ class OffloadedStates:
         """
         written: Future[None] | None = None
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload") as disk:
-            ahead = [disk.submit(self._read, name) for name in names[:1]]
+            ahead = [self._read_ahead(disk, name) for name in names[:1]]
             for name, following in zip_longest(names, names[1:]):
                 optimizer = self._optimizers[name]
                 optimizer.load(ahead.pop().result())
                 if following is not None:
-                    ahead.append(disk.submit(self._read, following))
+                    ahead.append(self._read_ahead(disk, following))
                 step(name)
                 found = optimizer.export(copy=False)
                 optimizer.load({})  # the arrays stay until they are written
@@ -91,7 +91,7 @@ class OffloadedStates:
         """
         del copy
         chosen = [name for name in self._optimizers if names is None or name in names]
-        return {key: array for name in chosen for key, array in self._read(name).items()}
+        return {key: array for name in chosen for key, array in self._read(name, self._room(name)).items()}
 
     def load(self, states: Mapping[str, Array], *, more: bool = False) -> None:
         """Set what ``export`` gave. Parameters without an entry start afresh, or (``more``) stay as they are.
@@ -115,14 +115,26 @@ class OffloadedStates:
             for name in self._optimizers.keys() - given.keys():
                 self._write(name, {})
 
-    def _read(self, name: str) -> dict[str, Array]:
-        """The states of a parameter, in new memory."""
+    def _read_ahead(self, disk: ThreadPoolExecutor, name: str) -> Future[dict[str, Array]]:
+        # Memory that another thread allocates would stay in a heap of that thread.
+        return disk.submit(self._read, name, self._room(name))
+
+    def _room(self, name: str) -> dict[str, Array]:
+        """New memory for the states of a parameter that are in the file."""
+        places = self._places.get(name, {})
+        return {
+            key: np.empty([place.shape[axis] for axis in place.axes], place.dtype)
+            for key, place in places.items()
+            if isinstance(place, _Place)
+        }
+
+    def _read(self, name: str, room: dict[str, Array]) -> dict[str, Array]:
+        """The states of a parameter, in ``room``."""
         found: dict[str, Array] = {}
         for key, place in self._places.get(name, {}).items():
             if isinstance(place, _Place):
-                packed = np.empty([place.shape[axis] for axis in place.axes], place.dtype)
-                self._file.read(place.offset, packed)
-                found[key] = packed.transpose(np.argsort(place.axes))
+                self._file.read(place.offset, room[key])
+                found[key] = room[key].transpose(np.argsort(place.axes))
             else:
                 found[key] = place.copy()
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from farflung.chaos.faults import Fault, judge
 from farflung.chaos.kills import differing_tensors, play
+from farflung.engines.base import Array
+from farflung.engines.state_file import StateFile
+from farflung.errors import TrainingError
 from farflung.plan import Plan
 from farflung.telemetry import RunFolder
 from tests.support.loopback import Finished, Loopback, captured, same, text_folder, text_job
@@ -98,6 +102,36 @@ def test_a_checkpoint_resumes_with_states_elsewhere(tmp_path: Path, begins: str)
         second = cluster.run(rest(job, f"{first.folder}/checkpoints/step-0000000003"))
     assert (offloads(first), offloads(second)) == ({begins}, {ends})
     continues(first, second)
+
+
+def test_a_disk_that_fails_in_an_update_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = StateFile.write, list[int]()
+
+    def write(self: StateFile, offset: int, array: Array) -> None:
+        calls.append(offset)
+        if len(calls) == 40:
+            raise TrainingError("optimizer states can't be written to the disk: Input/output error")
+        real(self, offset, array)
+
+    monkeypatch.setattr(StateFile, "write", write)
+    with offering(tmp_path, "abc") as cluster:
+        found = cluster.run(text_job(**ON_DISK | {"workers": 2}))
+    truth = in_memory(tmp_path)
+    assert found.result.status == "finished", found.result.cause
+    assert len(calls) > 40
+    assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
+
+
+def test_a_full_disk_ends_the_run_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with offering(tmp_path, "a") as cluster:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("os.posix_fallocate", full)
+        found = cluster.run(text_job(**ON_DISK))
+    assert found.result.status == "failed"
+    assert "the disk has not so much free space; free some, or offer less with --disk" in found.result.cause
 
 
 class WithDisk(Patient):

@@ -356,6 +356,8 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
                     grad.mul_(factor)
         with self.state.aside(names):
             self.optimizer().step(rates)
+        if self._settings.offload is not None:
+            HEAP.give_back()  # what was read from the disk
 
     def discard(self) -> None:
         """Clear gradients and kept activations."""
