@@ -73,6 +73,7 @@ for _module, _name in {
     "training.sync_speeds": "SyncSpeeds",
     "planning.sync_schedule": "SyncSchedule",
     "faults.takeover": "Takeover",
+    "training.tiers": "Tiers",
     "training.trace_cost": "TraceCost",
     "training.trackers": "Trackers",
     "network.transport": "Transport",

@@ -152,3 +152,15 @@ def test_devices_on_one_host_are_read_written_and_slow_each_other_down():
     assert topology.select(["laptop", "box-0"]).hosts == (), "the other one is not used"
     with pytest.raises(InputError, match=r"host_capacity must be more than 0, got 0.0; write e.g. 2.0"):
         Topology.from_text(text.replace("1.25", "0.0"))
+
+
+def test_the_disk_that_a_device_offers():
+    text = GOOD.replace('kind = "cuda"', 'kind = "cuda"\noffload = "100 GB"\noffload_rate = "1 GB/s"')
+    topology = Topology.from_text(text)
+    assert [device.offload for device in topology.devices] == [None, 1e11, 1e11]
+    assert topology.device("box-0").offload_rate == 1e9
+    assert Topology.from_text(topology.to_toml()) == Topology.from_json(topology.to_json()) == topology
+    with pytest.raises(InputError, match="offload and offload_rate belong together"):
+        Topology.from_text(text.replace('offload_rate = "1 GB/s"', ""))
+    with pytest.raises(InputError, match=r"offload must be more than 0, got 0"):
+        Topology.from_text(text.replace("100 GB", "0 GB"))

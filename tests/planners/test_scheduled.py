@@ -10,10 +10,10 @@ import pytest
 from farflung.cluster import Topology
 from farflung.errors import PlanError
 from farflung.graph.builder import GraphBuilder
-from farflung.job.spec import JobSpec, PlanSpec
+from farflung.job.spec import JobSpec, OptimizerSpec, PlanSpec
 from farflung.plan import estimate
 from farflung.planners import get_planner
-from farflung.units import Bytes, FlopsPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 ROWS, WIDTH, STAGES = 64, 64, 4
 FLOPS = 2 * ROWS * WIDTH * WIDTH * 3  # of a stage's forward and backward
@@ -131,3 +131,110 @@ def test_a_site_that_cannot_hold_the_stage_on_each_rank_is_refused():
     get_planner("equal_number").plan(graph(), topology, job=job)
     with pytest.raises(PlanError, match="memory"):
         get_planner("equal_number").plan(graph(), with_ranks(topology, 2, 2, 2, 2), job=job)
+
+
+ROOM = 1e9
+LAYERS = 6 * STAGES
+#: Bytes of a layer's weights.
+WEIGHTS = WIDTH * (WIDTH + 1) * 4
+
+
+def deep():
+    """Six layers for each device: AdamW's states of a stage are more than what an update has in memory of them."""
+    builder = GraphBuilder("deep")
+    value = builder.input("x", "float32", (ROWS, WIDTH))
+    for i in range(LAYERS):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=WIDTH, out_features=WIDTH)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, WIDTH)))
+    return builder.build()
+
+
+def offering(memory, disk=ROOM, rate=1e6, count=STAGES):
+    """Devices with ``memory``, of which the first ``count`` offer ``disk`` bytes of a disk."""
+    devices = list(network(transfer=1e-6, memory=memory).devices)
+    for at in range(count):
+        devices[at] = replace(devices[at], offload=Bytes(disk), offload_rate=BytesPerSecond(rate))
+    return network(transfer=1e-6, memory=memory).with_devices(devices)
+
+
+def adamw(planner="op_fence", offload="auto"):
+    plan = PlanSpec(planner=planner, schedule="1f1b", recompute="never", offload=offload)
+    return JobSpec(micro_batch_sizes=(ROWS,) * 2, plan=plan, optimizer=OptimizerSpec(name="adamw"))
+
+
+def states_of(plan):
+    return [stage.offload for stage in plan.stages]
+
+
+def least_memory(job):
+    """Bytes that the fullest device needs with all states in memory, under the planner ``equal_number``."""
+    plain = network(transfer=1e-6)
+    plan = get_planner("equal_number").plan(deep(), plain, job=job)
+    return max(device.memory_bytes for device in estimate(deep(), plan, plain, job).devices)
+
+
+def test_states_stay_in_memory_where_they_fit():
+    plan = get_planner("op_fence").plan(deep(), offering(1e12), job=adamw())
+    assert set(states_of(plan)) == {"none"}
+
+
+@pytest.mark.parametrize("planner", ["op_fence", "equal_number", "equal_compute", "auto", "grid"])
+def test_states_go_to_disks_where_the_model_does_not_fit_otherwise(planner):
+    job = adamw(planner)
+    memory = least_memory(adamw("equal_number")) - 6 * WEIGHTS  # AdamW has twelve times these bytes of the six layers
+    with pytest.raises(PlanError):
+        get_planner(planner).plan(deep(), network(transfer=1e-6, memory=memory), job=job)
+    topology = offering(memory)
+    plan = get_planner(planner).plan(deep(), topology, job=job)
+    found = estimate(deep(), plan, topology, job)
+    assert "optimizer" in states_of(plan)
+    assert found.feasible
+    assert found.offload is not None
+    assert found.offload.needed
+
+
+def test_only_the_stages_that_need_it_have_states_on_disks():
+    job, topology = adamw("equal_number"), offering(1e12)
+    tight = replace(topology.devices[1], memory=Bytes(least_memory(job) - 6 * WEIGHTS))
+    devices = [tight if device.name == tight.name else device for device in topology.devices]
+    plan = get_planner("equal_number").plan(deep(), topology.with_devices(devices), job=job)
+    assert states_of(plan) == ["none", "optimizer", "none", "none"]
+
+
+def test_a_device_without_a_disk_gets_no_part_where_disks_are_needed():
+    memory = least_memory(adamw("equal_number")) - 6 * WEIGHTS
+    topology = offering(2 * memory, count=STAGES - 1)
+    plan = get_planner("op_fence").plan(deep(), topology, job=adamw(offload="optimizer"))
+    assert topology.names[-1] not in plan.devices
+    assert set(states_of(plan)) == {"optimizer"}
+    with pytest.raises(PlanError, match="no device offers disk space: join with --disk"):
+        get_planner("op_fence").plan(deep(), network(transfer=1e-6), job=adamw(offload="optimizer"))
+    with pytest.raises(PlanError):
+        get_planner("op_fence").plan(deep(), offering(memory / 50), job=adamw())
+
+
+def test_a_disk_that_is_too_small_is_named():
+    memory = least_memory(adamw("equal_number")) - 6 * WEIGHTS
+    with pytest.raises(
+        PlanError, match=r"with optimizer states on disks: .* of disk for optimizer states, and offers 1 kB: offer more"
+    ):
+        get_planner("equal_number").plan(deep(), offering(memory, disk=1000), job=adamw("equal_number"))
+
+
+def test_an_update_takes_as_long_as_its_bytes_take_on_the_disk():
+    job = adamw("equal_number", "optimizer")
+    found = {}
+    for rate in (1e6, 2e6):
+        topology = offering(1e12, rate=rate)
+        plan = get_planner("equal_number").plan(deep(), topology, job=job)
+        found[rate] = estimate(deep(), plan, topology, job)
+    stage = found[1e6].stages[0]
+    assert stage.disk_bytes >= 2 * 6 * WEIGHTS
+    assert stage.update_seconds == pytest.approx(2 * 2 * 6 * WEIGHTS / 1e6)
+    assert found[2e6].stages[0].update_seconds == pytest.approx(stage.update_seconds / 2)
+    offload = found[1e6].offload
+    assert not offload.needed
+    in_memory = found[1e6].step_seconds - stage.update_seconds
+    assert offload.factor == pytest.approx(found[1e6].step_seconds / in_memory, rel=0.01)
+    assert stage.memory["optimizer"] == 0.0
+    assert stage.memory["update"] == pytest.approx((2 + 3 * 2) * WIDTH * WIDTH * 4, rel=0.05)

@@ -180,6 +180,8 @@ class Loopback:
         region: str = "",
         engine: str = "torch",
         devices: tuple[str, ...] = (),
+        disk: float = 0.0,
+        isolation: str = "off",
         on_owner: Callable[[Mapping[str, Any]], None] = lambda header: None,
         observer: WorkObserver | None = None,
     ) -> Worker:
@@ -189,7 +191,9 @@ class Loopback:
         options = WorkerOptions(
             engine=engine,
             devices=devices,
-            isolation="auto" if devices else "off",
+            isolation="auto" if devices else isolation,
+            disk=disk,
+            disk_folder=self.home / "disk",
             listen=listen,
             advertise=advertise,
             memory=memory,

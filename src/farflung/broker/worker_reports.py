@@ -184,6 +184,8 @@ def _offer(message: Hello) -> Offer:
         precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
         installed=item.installed or 0.0,
         ranks=item.ranks or 1,
+        offload=item.offload or 0.0,
+        offload_rate=item.offload_rate or 0.0,
     )
 
 

@@ -33,6 +33,8 @@ class Device:
     ``host``: devices with the same name here share the cores of one host ("": it shares with nobody), and ``host_capacity`` of
     them reach their full speed at the same time; of k that compute at once, each reaches ``host_capacity / k`` of it.
     ``ranks``: of a site, which compute as many micro-batches at once; ``memory`` and ``speed`` are those of all together.
+    ``offload``: bytes of its disk for states that do not fit into memory (None: none), and ``offload_rate`` what an update reads
+    and writes there per second.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Device:
     lacks: frozenset[str] = frozenset()
     precisions: tuple[str, ...] = ()
     ranks: int = 1
+    offload: Bytes | None = None
+    offload_rate: BytesPerSecond | None = None
 
     def __post_init__(self) -> None:
         if wrong := list(self._wrong()):
@@ -79,6 +83,11 @@ class Device:
                 yield f'device {self.name!r}: {key} must be more than 0, got {cap}; write e.g. "20 Mbit/s"'
         if self.mtbf is not None and not 0 < self.mtbf < float("inf"):
             yield f'device {self.name!r}: mtbf must be more than 0, got {self.mtbf}; write e.g. "6 h"'
+        if (self.offload is None) != (self.offload_rate is None):
+            yield f'device {self.name!r}: offload and offload_rate belong together; write both, e.g. "20 GB" and "500 MB/s"'
+        for key, least in (("offload", self.offload), ("offload_rate", self.offload_rate)):
+            if least is not None and not least > 0:
+                yield f"device {self.name!r}: {key} must be more than 0, got {least}; leave it out if there is none"
         if not 0 <= self.overhead <= _MAX_OVERHEAD:
             yield (
                 f"device {self.name!r}: overhead must be from 0 to {_MAX_OVERHEAD}, got {self.overhead}; "

@@ -72,6 +72,8 @@ def device_entry(device: Device) -> dict[str, Any]:
     usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None, "convolution": 1.0}
     usual |= {"host": "", "host_capacity": float("inf")}
     usual |= {"engine": "", "precisions": (), "ranks": 1}
+    disk = {key: getattr(device, key) for key in ("offload", "offload_rate")}
+    entry |= {key: float(value) for key, value in disk.items() if value is not None}
     lacks = {"lacks": sorted(device.lacks)} if device.lacks else {}
     return entry | lacks | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
@@ -100,4 +102,6 @@ def device_of_entry(entry: Mapping[str, Any]) -> Device:
         lacks=frozenset(map(str, entry.get("lacks", ()))),
         precisions=tuple(map(str, entry.get("precisions", ()))),
         ranks=int(entry.get("ranks", 1)),
+        offload=Bytes.parse(entry["offload"]) if "offload" in entry else None,
+        offload_rate=BytesPerSecond.parse(entry["offload_rate"]) if "offload_rate" in entry else None,
     )

@@ -24,6 +24,8 @@
     kind = "cpu"                    # or "cuda", "mps", "xpu"
     reliable = true                 # false: may leave without warning
     mtbf = "6 h"                    # mean time between its failures (default: not known to fail)
+    offload = "100 GB"              # disk space for optimizer states that do not fit into memory (default: none), and
+    offload_rate = "1 GB/s"         # what an update reads and writes there
     count = 1                       # more than 1: laptop-0, laptop-1, ...
     uplink = "20 Mbit/s"            # all that it sends together (default: no limit), and
     downlink = "100 Mbit/s"         # all that it receives; no bandwidth of a pair is more than these
@@ -253,6 +255,8 @@ _READERS: Mapping[str, _Read] = {
     "region": _plain,
     "kind": _plain,
     "disk": _quantity(Bytes),
+    "offload": _quantity(Bytes),
+    "offload_rate": _quantity(BytesPerSecond),
     "reliable": _truth,
     "mtbf": _quantity(Seconds),
     "host": _plain,
@@ -339,7 +343,7 @@ def write_topology(topology: Topology, digits: int | None = None) -> str:
         lines += [f"convolution = {device.convolution!r}"] if device.convolution != 1.0 else []
         lines += [f"region = {_quoted(device.region)}"] if device.region else []
         lines += [f"kind = {_quoted(device.kind)}"]
-        for key in ("disk", "mtbf", *_CAPS):
+        for key in ("disk", "offload", "offload_rate", "mtbf", *_CAPS):
             value = getattr(device, key)
             lines += [] if value is None else [f"{key} = {_written(value, digits)}"]
         lines += [f"nat = {_quoted(device.nat)}"] if device.nat else []

@@ -39,6 +39,8 @@ _MESSAGE_COPIES = 2.0
 ALLOCATOR = 1.6
 #: Temporaries of an update, in sizes of the largest parameter.
 _UPDATE_TEMPORARIES = 2.0
+#: Parameters whose offloaded states are in memory at once: one is updated, one is read, one is written.
+_OFFLOADED = 3.0
 
 
 def cast_factor(precision: str) -> float:
@@ -64,6 +66,7 @@ class MemorySettings:
     (0.5 for bfloat16 beside float32; kept values are counted in full precision, which is an upper bound). ``clones``: bytes
     of the states that a stage which recomputes keeps per micro-batch as they were (``graph.drift``). ``slices``: micro-batches
     of a step with which others may help (0: nobody helps). ``delayed``: they keep the parameters of one update before, too.
+    ``offload``: the optimizer state is on a disk, but for that of a few parameters during the update.
     """
 
     optimizer: float = 0.0
@@ -73,6 +76,7 @@ class MemorySettings:
     clones: float = 0.0
     slices: int = 0
     delayed: bool = False
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,6 +120,7 @@ class _Held:
     saved: Vector
     workspace: Vector
     update: Vector
+    largest: Vector
 
 
 #: Of single stages, by table and ends: planners ask for the same ones again and again.
@@ -143,11 +148,11 @@ def stage_memory(
     return StageMemory(
         parameters=states,
         gradients=gradients,
-        optimizer=settings.optimizer * held.trainable,
+        optimizer=(0.0 if settings.offload else settings.optimizer) * held.trainable,
         activations=activations,
         workspace=held.workspace,
         messages=_MESSAGE_COPIES * (received + sent),
-        update=held.update,
+        update=held.update + (_OFFLOADED * settings.optimizer if settings.offload else 0.0) * held.largest,
         serving=serving,
     )
 
@@ -166,6 +171,7 @@ def _held(cost: OpCost, start: int, stops: Sequence[int]) -> _Held:
     ends = np.asarray(stops, dtype=np.int64)
     uses = cost.uses.totals(start, ends)
     elsewhere = np.where(uses > 0, cost.tied[-1] - uses, 0.0)
+    largest = _largest(cost, start, ends)
     workspace = np.maximum.accumulate(cost.workspace[start : int(ends[-1])])[ends - start - 1] if len(ends) else ends
     return _Held(
         parameters=cost.parameters.totals(start, ends),
@@ -174,7 +180,8 @@ def _held(cost: OpCost, start: int, stops: Sequence[int]) -> _Held:
         uses=uses,
         saved=cost.saved.totals(start, ends),
         workspace=np.asarray(workspace, dtype=np.float64),
-        update=elsewhere + _UPDATE_TEMPORARIES * _largest(cost, start, ends),
+        update=elsewhere + _UPDATE_TEMPORARIES * largest,
+        largest=largest,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from farflung.engines.devices import ComputeDevice
+from farflung.engines.state_file import StateFile
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
@@ -50,6 +51,7 @@ class EngineSettings:
     ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
     ``budget``: of the process that computes; states and what their initializers need at a time come from it.
     ``any_order``: the ranks of a site may add gradients in another order than the job's.
+    ``offload``: where optimizer states are between updates (None: in memory).
     """
 
     device: str = "cpu"
@@ -61,6 +63,7 @@ class EngineSettings:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     budget: MemoryBudget = field(default_factory=MemoryBudget, compare=False)
     any_order: bool = False
+    offload: StateFile | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +218,13 @@ class StageRunner(Protocol):
 
         What is written there is the state; of those whose gradients are complete, also while the backward goes on."""
 
-    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
-        """Optimizer state as ``<slot>/<parameter>`` (``step/<parameter>`` is a scalar); ``copy`` as in ``states``."""
+    def optimizer_states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
+        """Optimizer state as ``<slot>/<parameter>`` (``step/<parameter>`` is a scalar); ``copy`` as in ``states``.
 
-    def load_optimizer(self, states: Mapping[str, Array]) -> None:
-        """Set what ``optimizer_states`` gave."""
+        Only of the parameters ``names`` (None: of all)."""
+
+    def load_optimizer(self, states: Mapping[str, Array], *, more: bool = False) -> None:
+        """Set what ``optimizer_states`` gave; parameters without an entry start afresh, or (``more``) stay as they are."""
 
 
 class Engine(Protocol):

@@ -57,15 +57,19 @@ def _list(names: Collection[str]) -> str:
     return ", ".join(_TAKEN[name] for name in names)
 
 
-def open_engine(isolation: str, say: Callable[[str], None], *, memory: int = 1 << 30, name: str = "torch") -> Opened:
+def open_engine(
+    isolation: str, say: Callable[[str], None], *, memory: int = 1 << 30, name: str = "torch", disk: int = 0
+) -> Opened:
     """The engine ``name`` as ``isolation`` (of ``ISOLATION``) says; ``say`` gets the line of ``describe``.
+
+    ``disk``: bytes of files that the worker passes to processes that compute.
 
     Raises:
         InputError: the engine can't be loaded, or ``required`` protections are missing; the text names them.
     """
     if isolation not in ISOLATION:
         raise InputError(f"unknown isolation {isolation!r}: known are {', '.join(ISOLATION)}")
-    opened = Opened(get_engine(name), None) if isolation == "off" else _isolated(isolation, say, memory, name)
+    opened = Opened(get_engine(name), None) if isolation == "off" else _isolated(isolation, say, memory, Zygote(name, disk))
     say(describe(opened.holds))
     return opened
 
@@ -98,13 +102,13 @@ def open_site(devices: Sequence[str], engine: str, isolation: str, say: Callable
     return Opened(site, holds)
 
 
-def _isolated(isolation: str, say: Callable[[str], None], memory: int, name: str) -> Opened:
+def _isolated(isolation: str, say: Callable[[str], None], memory: int, zygote: Zygote) -> Opened:
     remedy = "use --isolation auto to take part without them"
     if not sys.platform.startswith("linux"):
         if isolation == "required":
             raise InputError(f"--isolation required: {sys.platform} has no sandbox that farflung knows; {remedy}")
-        return Opened(get_engine(name), None)
-    engine = IsolatedEngine(Zygote(name))
+        return Opened(get_engine(zygote.engine), None)
+    engine = IsolatedEngine(zygote)
     try:
         holds = engine.attempt("cpu", memory).holds
     except (FarflungError, OSError) as error:
@@ -112,7 +116,7 @@ def _isolated(isolation: str, say: Callable[[str], None], memory: int, name: str
         if isolation == "required":
             raise InputError(f"--isolation required: jobs can't have a process of their own: {error}; {remedy}") from None
         say(f"jobs can't have a process of their own: {error}")
-        return Opened(get_engine(name), None)
+        return Opened(get_engine(zygote.engine), None)
     lacks = missing(holds)
     if lacks and isolation == "required":
         engine.end()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from farflung.engines.base import Array, EngineSettings
+from farflung.engines.offloaded_states import OffloadedStates
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Use
 from farflung.job.groups import is_frozen
@@ -132,14 +133,22 @@ class StatefulRunner(Generic[StatesT, OptimizerT]):
             self._optimizer = self.make_optimizer([n for n in self.subgraph.states if n in self.state.trained])
         return self._optimizer
 
-    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
-        """Optimizer state as ``<slot>/<parameter>``."""
-        return self.optimizer().export(copy=copy)
+    def optimizer_states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
+        """Optimizer state as ``<slot>/<parameter>``, of all parameters or of ``names``."""
+        optimizer = self.optimizer()
+        if isinstance(optimizer, OffloadedStates):
+            return optimizer.export(names)
+        found = optimizer.export(copy=copy)
+        return found if names is None else {key: array for key, array in found.items() if key.partition("/")[2] in names}
 
-    def load_optimizer(self, states: Mapping[str, Array]) -> None:
-        """Set what ``optimizer_states`` gave.
+    def load_optimizer(self, states: Mapping[str, Array], *, more: bool = False) -> None:
+        """Set what ``optimizer_states`` gave; see ``StageRunner``.
 
         Raises:
             CheckpointError: an entry's parameter or shape does not fit this stage.
         """
-        self.optimizer().load(states)
+        optimizer = self.optimizer()
+        if isinstance(optimizer, OffloadedStates):
+            optimizer.load(states, more=more)
+        else:
+            optimizer.load({**optimizer.export(copy=False), **states} if more else states)

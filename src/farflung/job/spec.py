@@ -214,6 +214,8 @@ class PlanSpec(Section):
     ] = "auto"
     #: Compute the forward of a stage again in its backward, to save memory. `auto`: where memory requires it.
     recompute: Literal["auto", "always", "never"] = "auto"
+    #: Store optimizer states on the disks that workers offer, and read them for each update. `auto`: where memory requires it.
+    offload: Literal["auto", "none", "optimizer"] = "auto"
     #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.
     replicas: Count = 1
     #: Give unreliable workers no stage. They help the workers that have one, and may leave at any time.

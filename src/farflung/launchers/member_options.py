@@ -121,6 +121,10 @@ class JoinOptions(Section):
     devices: str | None = None
     #: Memory for training.
     memory: _Size | None = None
+    #: Disk space for models that do not fit into memory.
+    disk: _Size | None = None
+    #: Folder of that disk space. Without a value: of the worker's files.
+    disk_folder: str | None = None
     #: Peak speed of the device by its datasheet.
     peak: _Speed | None = None
     #: Address to listen on for other workers (`HOST:PORT`).

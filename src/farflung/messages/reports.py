@@ -24,6 +24,7 @@ from farflung.messages.schema import (
     Name,
     Names,
     Parting,
+    Positive,
     Run,
     Sha256,
     StateHashes,
@@ -99,6 +100,7 @@ class OfferItem(Item):
     process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what
     the worker's engine supports. ``probe``: what it computes of a small graph (``engines.probe``). ``installed``: bytes of the
     memory that all workers of the machine share. ``ranks``: of a site, over which ``memory`` and ``speed`` are sums.
+    ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second.
     """
 
     memory: Capacity
@@ -121,6 +123,8 @@ class OfferItem(Item):
     disk: Amount | UnsetType = UNSET
     installed: Amount | UnsetType = UNSET
     ranks: Annotated[int, Meta(ge=2, le=64)] | UnsetType = UNSET
+    offload: Amount | UnsetType = UNSET
+    offload_rate: Positive | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):

@@ -9,7 +9,7 @@ In the order of data flow:
 """
 
 from farflung.optim.document import check_optimizer, needs_rules, read_rules, rules_of, write_rules
-from farflung.optim.figures import state_bytes, state_factor, update_flops
+from farflung.optim.figures import file_bytes, state_bytes, state_factor, update_flops
 from farflung.optim.program import NARROW, WIDE_SLOTS, Rule, RuleBook, StateSlot, UpdateProgram, updated_dtype
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "StateSlot",
     "UpdateProgram",
     "check_optimizer",
+    "file_bytes",
     "needs_rules",
     "read_rules",
     "rules_of",

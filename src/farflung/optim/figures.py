@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from farflung.graph.ir import Graph, TensorSpec
@@ -11,7 +12,7 @@ from farflung.optim.document import rules_of
 from farflung.optim.numbers import PREFIX
 from farflung.optim.program import Rule, updated_dtype
 
-__all__ = ["state_bytes", "state_factor", "update_flops"]
+__all__ = ["file_bytes", "state_bytes", "state_factor", "update_flops"]
 
 #: Bytes of state per byte of a parameter of an optimizer whose rules are not captured yet: at most, with PyTorch's defaults.
 _COPIES = {
@@ -22,6 +23,8 @@ _COPIES = {
 _DURING = {"master": 8, "stochastic": 16}
 #: A parameter with less than this share of the trained bytes does not decide the largest factor.
 _SMALL = 0.01
+#: Arrays of states that a parameter may have in a file, and bytes of a page.
+_MOST_ARRAYS, _PAGE = 8, 4096
 #: Operations per element of an update without rules (reads and writes dominate; small beside a backward).
 _SGD_FLOPS, _FLOPS = 4.0, 16.0
 
@@ -40,6 +43,11 @@ def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> fl
     wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
     during = _DURING.get(spec.update, 0) * max(wide, default=0)
     return sum(_held_bytes(spec, graph, name) for name in found) + during
+
+
+def file_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> int:
+    """Bytes of a file for the optimizer states of ``names``; each of their arrays begins a page."""
+    return math.ceil(state_bytes(spec, graph, names)) + _MOST_ARRAYS * _PAGE * len(names)
 
 
 def _held_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> float:

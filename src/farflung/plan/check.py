@@ -161,6 +161,13 @@ def check_memory(estimate: Estimate, job: JobSpec | None = None) -> None:
     Raises:
         PlanError: a device lacks memory; the text says which, how much, what needs it, and what helps.
     """
+    full = [device for device in estimate.devices if device.disk_lack > 0]
+    if full:
+        one = full[0]
+        raise PlanError(
+            f"device {one.device!r} needs {Bytes(one.disk_bytes)} of disk for optimizer states, "
+            f"and offers {Bytes(one.disk_limit)}: offer more (farflung join --disk), or add a device or memory"
+        )
     short = [device for device in estimate.devices if device.lack > 0]
     if not short:
         return
@@ -194,6 +201,8 @@ def _remedy(job: JobSpec | None) -> str:
         ways.append("make micro-batches smaller")
     if job is None or job.plan.recompute == "never":
         ways.append('allow recomputation (plan.recompute = "auto")')
+    if job is None or job.plan.offload == "none":
+        ways.append('allow disks (plan.offload = "auto", and farflung join --disk)')
     if job is None or job.optimizer.name != "sgd" or job.optimizer.momentum:
         ways.append("take an optimizer with less state")
     return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)

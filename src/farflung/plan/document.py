@@ -81,6 +81,8 @@ def _stage_body(stage: Stage) -> dict[str, object]:
         "recompute": stage.recompute,
         "replicas": [{"device": r.device, "first": r.first, "end": r.end} for r in stage.replicas],
     }
+    if stage.offload != "none":
+        body["offload"] = stage.offload
     if stage.adds is not None:
         body["adds"] = {"by": stage.adds.by, "toward": list(stage.adds.toward), "turns": stage.adds.turns}
     return body
@@ -125,10 +127,12 @@ def _count(value: object, where: str, least: int) -> int:
 
 def _stage(index: int, entry: object) -> Stage:
     where = f"stages[{index}]"
-    extra = {"adds"} if isinstance(entry, dict) and "adds" in entry else set()
+    extra = {"adds", "offload"} & entry.keys() if isinstance(entry, dict) else set()
     table = _table(entry, where, {"start", "stop", "device", "recompute", "replicas"} | extra)
     if not isinstance(table["recompute"], bool):
         raise _fail(f"{where}.recompute", "true or false", table["recompute"])
+    if table.get("offload", "optimizer") != "optimizer":
+        raise _fail(f"{where}.offload", "'optimizer', or left out", table["offload"])
     return Stage(
         index=index,
         start=_count(table["start"], f"{where}.start", 0),
@@ -139,7 +143,8 @@ def _stage(index: int, entry: object) -> Stage:
             _replica(f"{where}.replicas[{place}]", item)
             for place, item in enumerate(_list(table["replicas"], f"{where}.replicas"))
         ),
-        adds=_adds(f"{where}.adds", table["adds"]) if extra else None,
+        adds=_adds(f"{where}.adds", table["adds"]) if "adds" in extra else None,
+        offload="optimizer" if "offload" in extra else "none",
     )
 
 

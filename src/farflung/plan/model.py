@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from farflung.sync.reductions import Reduction
 
-__all__ = ["PLAN_VERSION", "CodecChoice", "LinkPlan", "Plan", "Replica", "Setting", "Stage", "SyncLayer", "SyncPlan"]
+__all__ = ["PLAN_VERSION", "CodecChoice", "LinkPlan", "Offload", "Plan", "Replica", "Setting", "Stage", "SyncLayer", "SyncPlan"]
 
 PLAN_VERSION = 2
+#: What a stage can have on a disk.
+Offload = Literal["none", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Stage:
     """Positions ``start`` to ``stop`` (exclusive) of the graph, run on ``device``.
 
     ``recompute``: keep only the stage's inputs between forward and backward and run the forward again.
+    ``offload``: what is on a disk while it is not needed: nothing, or the optimizer states.
     ``replicas``: copies that share the micro-batches, in their order; the first is on ``device``, the stage's home, which
     speaks for it (checkpoints, norms, evaluation). Empty: the home computes all of them.
     ``adds``: how replicas sum their gradients (members by their place in ``replicas``); None: in the job's order.
@@ -47,6 +51,7 @@ class Stage:
     recompute: bool = False
     replicas: tuple[Replica, ...] = ()
     adds: Reduction | None = None
+    offload: Offload = "none"
 
     @property
     def devices(self) -> tuple[str, ...]:

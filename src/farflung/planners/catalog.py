@@ -84,14 +84,15 @@ def get_planner(name: str) -> Planner:
     """
     from farflung.planners.interleaved import Interleaving
     from farflung.planners.replicated import Replicating
-    from farflung.planners.scheduled import Scheduling, Siting
+    from farflung.planners.scheduled import Offloading, Scheduling, Siting
 
     planner = PLANNERS.get(name)
     if name == "auto":
-        return Siting(Interleaving(planner))
+        return Offloading(Siting(Interleaving(planner)))
     if name in _GRIDS:
-        return Siting(Interleaving(Scheduling(planner)))
-    return Siting(Interleaving(Replicating(Scheduling(planner), groups="random" if name == "random" else "search")))
+        return Offloading(Siting(Interleaving(Scheduling(planner))))
+    replicating = Replicating(Scheduling(planner), groups="random" if name == "random" else "search")
+    return Offloading(Siting(Interleaving(replicating)))
 
 
 def planner_names() -> tuple[str, ...]:

@@ -366,6 +366,7 @@ class Chain:
                 precision,
                 _slices(self.problem),
                 optimizer.delayed,
+                self.problem.job.plan.offload == "optimizer",
             )
             held = _HELD.setdefault(self.problem.tables, {})
             if key not in held:
@@ -401,6 +402,7 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         casts=cast_factor(problem.job.precision),
         slices=_slices(problem),
         delayed=optimizer.delayed,
+        offload=problem.job.plan.offload == "optimizer",
     )
     always, saved, extra, update = (np.full((n, n), np.inf) for _ in range(4))
     exchanged = np.zeros((n, n))

@@ -75,6 +75,7 @@ class Offer:
     up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
     what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
     machine share (0: unknown). ``ranks``: devices of a site, which compute different micro-batches at the same time (1: no site).
+    ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second (0: none).
     """
 
     memory: float
@@ -95,6 +96,8 @@ class Offer:
     precisions: tuple[str, ...] = ()
     installed: float = 0.0
     ranks: int = 1
+    offload: float = 0.0
+    offload_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from farflung.engines.base import Array
+from farflung.engines.state_file import DiskSpace
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
@@ -68,7 +69,7 @@ class RunSetup:
     continue from the states that this one leaves. ``checkpoint_step`` and ``checkpoint_committed``: the same
     of the newest checkpoint, if the run does not begin with that one. ``rounds``: which workers store copies of whose states.
     ``secrets``: of the workers whose units this one may verify (``plan.verification``). ``budget``: of this process's memory.
-    ``submitter``: the process that submitted the run.
+    ``submitter``: the process that submitted the run. ``disk``: what this worker offers for optimizer states (None: nothing).
     """
 
     run: str
@@ -88,6 +89,7 @@ class RunSetup:
     secrets: Mapping[str, str] = field(default_factory=dict)
     submitter: str = ""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
+    disk: DiskSpace | None = None
 
     @cached_property
     def graph(self) -> Graph:

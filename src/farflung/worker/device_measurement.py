@@ -14,6 +14,7 @@ from farflung.engines import AUTO, ComputeDevice, DeviceReport, Engine, choose_d
 from farflung.engines.isolation import Opened, open_engine, open_site
 from farflung.engines.probe import probe_engine
 from farflung.engines.selection import open_selected
+from farflung.engines.state_file import DiskSpace, disk_rate
 from farflung.errors import InputError
 from farflung.extras import ENGINE_LIBRARIES
 from farflung.messages.versions import own_versions
@@ -21,7 +22,7 @@ from farflung.transports.addresses import host_id
 from farflung.units import Bytes
 from farflung.worker.options import WorkerOptions
 
-__all__ = ["MeasuredDevice", "measure_device", "open_device"]
+__all__ = ["MeasuredDevice", "measure_device", "offered_disk", "open_device"]
 
 #: The share of the free memory that training may use by default.
 _MEMORY_SHARE = 0.8
@@ -69,6 +70,7 @@ class MeasuredDevice:
                 "probe": probe_engine(engine, chosen.name),
                 "isolation": opened.level,
                 **({"ranks": len(options.devices)} if options.devices else {}),
+                **_disk(options, log),
                 **_speed(report),
             }
         )
@@ -112,7 +114,7 @@ def open_device(options: WorkerOptions, log: Callable[[str], None], phase: Calla
     def opening(name: str) -> Opened:
         library = ENGINE_LIBRARIES.get(name)
         phase(f"loading {f'the engine {name}' if library is None else library.title}")
-        return open_engine(options.isolation, log, name=name)
+        return open_engine(options.isolation, log, name=name, disk=int(options.disk))
 
     if options.devices:
         phase("starting the ranks of the site")
@@ -166,3 +168,18 @@ def _speed(report: DeviceReport) -> dict[str, float]:
         "overhead": report.launch_seconds,
         "convolution": report.convolution,
     }
+
+
+def offered_disk(options: WorkerOptions) -> DiskSpace | None:
+    """Return the disk space that the owner offers for optimizer states (None: none)."""
+    return DiskSpace(options.disk_folder, int(options.disk)) if options.disk else None
+
+
+def _disk(options: WorkerOptions, log: Callable[[str], None]) -> dict[str, float]:
+    """Return the offered disk space and its measured rate, if there is any."""
+    space = offered_disk(options)
+    if space is None:
+        return {}
+    rate = disk_rate(space)
+    log(f"disk: {Bytes(space.nbytes).written(3)} in {space.folder}, {Bytes(rate).written(3)}/s")
+    return {"offload": space.nbytes, "offload_rate": rate}

@@ -22,7 +22,8 @@ class WorkerOptions:
     ``reliable``: it stays; else it may go at any time, and jobs with ``plan.helpers`` give it no stage, but let it help.
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
     ``any_path`` lets them read whatever this process may read. ``isolation``: as ``engines.isolation.open_engine``.
-    ``region``: where the machine is, for planners and people (empty: unknown).
+    ``region``: where the machine is, for planners and people (empty: unknown). ``disk``: bytes in
+    ``disk_folder`` for optimizer states of models that do not fit into memory (0: none).
     """
 
     engine: str = "auto"
@@ -38,3 +39,5 @@ class WorkerOptions:
     relay: bool = True
     reliable: bool = True
     region: str = ""
+    disk: float = 0.0
+    disk_folder: Path = field(default_factory=Path.cwd)

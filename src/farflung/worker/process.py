@@ -58,7 +58,7 @@ from farflung.wire.frames import FrameLimits
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
-from farflung.worker.device_measurement import MeasuredDevice, open_device
+from farflung.worker.device_measurement import MeasuredDevice, offered_disk, open_device
 from farflung.worker.helper import Helper
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.links.punching import Punching
@@ -165,6 +165,7 @@ class Worker:
             report=report,
             log=log,
             observer=observer or NoObserver(),
+            disk=offered_disk(options),
         )
 
     def serve(self) -> None:

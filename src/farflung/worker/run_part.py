@@ -13,6 +13,7 @@ from typing import NamedTuple
 from farflung.data.base import Place
 from farflung.data.fetching import Fetch
 from farflung.engines.base import Engine
+from farflung.engines.state_file import DiskSpace
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.memory_budget import MemoryBudget
 from farflung.messages.commands import Help, Helper, HelperGone, Prepare, Recheck
@@ -49,7 +50,7 @@ class RunServices:
     """What a worker offers to its part in a run.
 
     ``memory``: bytes for training. ``budget``: for what peers send. ``report`` sends a message to the broker. ``log`` takes lines
-    for the person here. ``place``: where jobs find files.
+    for the person here. ``place``: where jobs find files. ``disk``: for optimizer states (None: no space).
     """
 
     engine: Engine
@@ -63,6 +64,7 @@ class RunServices:
     report: Callable[[Message], None]
     log: Callable[[str], None]
     observer: WorkObserver = field(default_factory=NoObserver)
+    disk: DiskSpace | None = None
 
 
 class RunRequests:

@@ -10,7 +10,6 @@ from functools import partial
 from farflung.data.timed_reads import TimedReads
 from farflung.engines.base import Array, Engine
 from farflung.errors import CodecError, ConnectionLost, FarflungError, MemoryExceeded, VersionError, WireError
-from farflung.memory_budget import MemoryBudget
 from farflung.messages.calls import ShardUpload
 from farflung.messages.commands import Helper, HelperGone, Prepare, Recheck
 from farflung.messages.conversions.step_reports import StepReport
@@ -168,7 +167,7 @@ class TrainingRun(RunPart):
         engine = self._engine = services.engine.attempt(services.device, services.memory, self._limits.compute)
         self._requests.raise_if_ended()  # an earlier ``abort`` did not reach the engine
         engine.set_threads(bundle.job.threads)
-        setup = _read_setup(self.name, command, bundle, plan, services.budget)
+        setup = _read_setup(self.name, command, bundle, plan, services)
         _greet(services.links, command.addresses)
         if bundle.emulate:
             self._endpoint = shape_links(services.links.endpoint, bundle, setup)
@@ -274,7 +273,7 @@ class TrainingRun(RunPart):
                     ending.pop_all()  # the engine holds the retained states, which end it
 
 
-def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan, budget: MemoryBudget) -> RunSetup:
+def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan, services: RunServices) -> RunSetup:
     """This worker's part in the plan.
 
     Raises:
@@ -301,7 +300,8 @@ def _read_setup(run: str, command: Prepare, bundle: Bundle, plan: Plan, budget: 
         checkpoint_committed=command.checkpoint_committed,
         secrets={} if isinstance(command.secrets, UnsetType) else command.secrets,
         submitter=command.submitter,
-        budget=budget,
+        budget=services.budget,
+        disk=services.disk,
     )
 
 

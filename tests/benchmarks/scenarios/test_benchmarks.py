@@ -38,7 +38,7 @@ def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
         "environments exactness fusionllm fuzz fuzz-graphs grid hostile hybrid hybrid-ps isolation joining kept "
         "launchers loss loss-study members memory messages nat overhead overlap pipeline planners planning prediction "
         "profile replicas resume serving shared-cores silent-connections simulator sites startup sync-loss sync-memory "
-        "sync-network sync-schedule sync-speeds sync-strategies takeover trace-cost trackers transport verification web"
+        "sync-network sync-schedule sync-speeds sync-strategies takeover tiers trace-cost trackers transport verification web"
     )
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -116,3 +117,40 @@ def test_what_replicas_exchange_has_its_reason(tmp_path: Path, capsys: pytest.Ca
     assert "replicas exchange" in planned(tmp_path, SYNC, "--explain", capsys)
     document = json.loads(planned(tmp_path, SYNC, "--json", capsys))
     assert document["plan"]["sync"]["settings"]["codec"] != "auto"
+
+
+DEVICE = """
+[[device]]
+name = "{name}"
+memory = {memory}
+speed = "50 GFLOP/s"
+offload = "10 GB"
+offload_rate = "100 MB/s"
+"""
+
+
+def test_states_on_disks_are_a_line_of_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, topology = tmp_path / "job.toml", tmp_path / "pair.toml"
+    deep = JOB.replace("layers = 2, width = 8", "layers = 12, width = 128")
+    job.write_text(f'{deep}\n[optimizer]\nname = "adamw"\n')
+    base: list[str | Path] = ["plan", job, "--topology", topology, "--planner", "equal_compute", "--no-explain"]
+
+    def with_memory(memory: float) -> None:
+        topology.write_text('name = "pair"\n' + "".join(DEVICE.format(name=name, memory=memory) for name in "ab"))
+
+    with_memory(1e9)
+    code, out, err = run([*base, "--json"], capsys)
+    assert code == 0, err
+    found = json.loads(out)["estimate"]
+    assert found["offload"] is None
+    states = min(stage["memory"]["optimizer"] for stage in found["stages"])
+    with_memory(max(device["memory_bytes"] for device in found["devices"]) - 0.4 * states)
+    code, out, err = run(base, capsys)
+    assert code == 0, err
+    assert re.search(r"^disk: +fits only with optimizer states on disk: [\d.]+ x slower \([\d.]+ MB\)$", out, re.MULTILINE)
+    code, out, err = run([*base, "--json"], capsys)
+    assert "optimizer" in {stage.get("offload") for stage in json.loads(out)["plan"]["stages"]}
+    job.write_text(job.read_text() + '[plan]\noffload = "none"\n')
+    code, _, err = run(base, capsys)
+    assert code == 5
+    assert 'allow disks (plan.offload = "auto", and farflung join --disk)' in err

@@ -155,6 +155,13 @@ def test_a_wrong_device(capsys: pytest.CaptureFixture[str], tmp_path: Path, devi
         broker.close()
 
 
+def test_disks_of_sites_and_bad_sizes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    ticket = a_ticket("join", "127.0.0.1:1", time.time() + 60)
+    assert "--disk: cannot read '8 apples'" in line(capsys, "join", ticket, "--disk", "8 apples", code=2)
+    said = line(capsys, "join", ticket, "--devices", "cpu,cpu", "--disk", "1 GB", code=2)
+    assert said == "--disk with --devices: sites have their optimizer states in memory; remove one of the two"
+
+
 def test_bad_units_and_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "8 apples" in line(capsys, "join", a_ticket("join", "127.0.0.1:1", time.time() + 60), "--memory", "8 apples", code=2)
     assert "soon" in line(capsys, "broker", "--listen", "127.0.0.1:0", "--valid", "soon", "--home", str(tmp_path / "b"), code=2)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from farflung.job.spec import JobSpec
 from farflung.plan import Estimate, Plan, estimate, plan_answer, plan_line, stage_table
+from farflung.plan.estimation.results import OffloadEstimate
+from farflung.plan.report.estimate_tables import offload_line
 from farflung.plan.report.summary import listed
 from farflung.planners import get_planner
 from tests.support.chains import chain
@@ -39,6 +43,22 @@ def test_the_answer_is_a_labeled_line_for_each_question(planned: tuple[Plan, Est
     assert lines[3].endswith(" free")
     assert lines[-1] == "to speed it up: a faster link"
     assert len(plan_answer(*planned, available=3).splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("factor", "needed", "text"),
+    [
+        (1.62, True, "fits only with optimizer states on disk: 1.6 x slower (12 GB)"),
+        (1.62, False, "optimizer states on disk: 1.6 x slower (12 GB)"),
+        (1.0, True, "fits only with optimizer states on disk: not slower (12 GB)"),
+    ],
+)
+def test_states_on_disk_have_a_line(planned: tuple[Plan, Estimate], factor: float, needed: bool, text: str) -> None:
+    found = replace(planned[1], offload=OffloadEstimate(factor=factor, needed=needed, nbytes=12e9))
+    assert offload_line(found) == text
+    assert f"disk:           {text}" in plan_answer(planned[0], found, available=3).splitlines()
+    assert text in plan_line(planned[0], found)
+    assert offload_line(planned[1]) == ""
 
 
 def test_the_table_has_a_row_for_each_stage(planned: tuple[Plan, Estimate]) -> None:

@@ -18,7 +18,7 @@ from farflung.messages.submission import Bundle
 from farflung.protocol.events import Offer
 from farflung.protocol.hosts import host_capacity, host_names
 from farflung.protocol.members import Member
-from farflung.units import Bytes, FlopsPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["cluster_of", "devices_of", "linked", "strangers_of"]
 
@@ -51,6 +51,8 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
             lacks=_lacking(member.offer),
             precisions=member.offer.precisions,
             ranks=member.offer.ranks,
+            offload=Bytes(member.offer.offload) if member.offer.offload_rate else None,
+            offload_rate=_disk_rate(member, shared),
         )
         for member in members
     }
@@ -73,6 +75,13 @@ def _figures(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]])
         if one.run is not None and one.offer.processors == member.offer.processors and one.offer.speed > member.offer.speed
     ]
     return member.offer if member.run is not None else max([member.offer, *busy], key=lambda offer: offer.speed)
+
+
+def _disk_rate(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]]) -> BytesPerSecond | None:
+    """Return the part of the disk's rate that ``member`` has while all workers of its host use it (None: it offers none)."""
+    group = shared.get(member.name, ("", (member,)))[1]
+    sharing = sum(one.offer.offload_rate > 0 for one in group)
+    return BytesPerSecond(member.offer.offload_rate / max(1, sharing)) if member.offer.offload_rate else None
 
 
 def _overhead(offer: Offer, drift: float) -> Seconds:
@@ -151,4 +160,6 @@ def _measured(known: Device, offered: Device) -> Device:
         engine=offered.engine,
         lacks=offered.lacks,
         precisions=offered.precisions,
+        offload=offered.offload,
+        offload_rate=offered.offload_rate,
     )

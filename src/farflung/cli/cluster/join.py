@@ -58,6 +58,10 @@ def join(
         str | None, typer.Option(help="Join as a site, with a rank for each device: all, 0,1, cuda:0,cuda:1 or cpu,cpu.")
     ] = None,
     memory: Annotated[str | None, typer.Option(help='Memory for training, e.g. "8 GB" (default: 80 % of what is free).')] = None,
+    disk: Annotated[
+        str | None, typer.Option(help='Disk space for models that do not fit into memory, e.g. "20 GB" (default: none).')
+    ] = None,
+    disk_folder: Annotated[Path | None, typer.Option(help="Folder of --disk (default: of this worker's files).")] = None,
     peak: Annotated[str | None, typer.Option(help='Peak speed, e.g. "20 TFLOP/s" (default: measured).')] = None,
     listen: Annotated[str, typer.Option(help="Address to listen on for other workers.")] = "0.0.0.0:0",
     advertise: Annotated[str | None, typer.Option(help="Host name or IP address for other workers (default: detected).")] = None,
@@ -95,13 +99,14 @@ def join(
     from farflung.worker.reconnect import Service
 
     raise_descriptor_limit()
-    notices, site = _spot_notices(spot_notices), _site_devices(devices, device)
-    invitation = parse_ticket(ticket)
+    notices, site, invitation = _spot_notices(spot_notices), _site_devices(devices, device, disk), parse_ticket(ticket)
     options = WorkerOptions(
         engine=engine,
         device=device,
         devices=site,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
+        disk=0.0 if disk is None else float(quantity(Bytes, disk, "--disk")),
+        disk_folder=members_folder() if disk_folder is None else disk_folder,
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen="" if no_listen else listen,
         advertise=host(advertise, "--advertise"),
@@ -115,7 +120,7 @@ def join(
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
-        given |= {"--metrics": metrics, "--spot-notices": spot_notices}
+        given |= {"--metrics": metrics, "--spot-notices": spot_notices, "--disk": disk, "--disk-folder": _absolute(disk_folder)}
         _write_service(name or worker_name(key), str(invitation), options, given, user=user)
         return
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
@@ -196,9 +201,11 @@ def _leave_by_notice(serving: Service, activity: Activity) -> None:
     serving.part()
 
 
-def _site_devices(devices: str | None, device: str) -> tuple[str, ...]:
+def _site_devices(devices: str | None, device: str, disk: str | None) -> tuple[str, ...]:
     if devices is None:
         return ()
+    if disk is not None:
+        raise InputError("--disk with --devices: sites have their optimizer states in memory; remove one of the two")
     if device != "auto":
         raise InputError(
             f"--device {device} with --devices {devices:.60}: a worker is one device or a site; remove one of the two"
@@ -206,6 +213,10 @@ def _site_devices(devices: str | None, device: str) -> tuple[str, ...]:
     from farflung.engines.site.devices import parse_devices  # here: it loads the engines' packages, which few workers need now
 
     return parse_devices(devices)
+
+
+def _absolute(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder.resolve())
 
 
 def _known_isolation(isolation: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from farflung.engines.base import Array
-from farflung.engines.host.optimizer import Optimizer, stage_optimizer
+from farflung.engines.host.optimizer import OffloadedOptimizer, Optimizer, stage_optimizer
 from farflung.engines.host.states import StageStates
 from farflung.engines.stateful_runner import StatefulRunner
 from farflung.graph.ir import Use
@@ -15,15 +15,18 @@ from farflung.graph.ir import Use
 __all__ = ["HostGradients"]
 
 
-class HostGradients(StatefulRunner[StageStates, Optimizer]):
+class HostGradients(StatefulRunner[StageStates, Optimizer | OffloadedOptimizer]):
     """The half of a ``StageRunner`` that no operator computes: states, gradients, their sums, and the update.
 
     An engine's runner has it as its base, and adds ``forward`` and ``backward``, which leaves gradients to ``complete``.
     """
 
-    def make_optimizer(self, names: Sequence[str]) -> Optimizer:
+    def make_optimizer(self, names: Sequence[str]) -> Optimizer | OffloadedOptimizer:
         """See ``StatefulRunner``."""
-        return stage_optimizer(self._settings.optimizer, {name: self.state.array(name) for name in names})
+        settings, parameters = self._settings, {name: self.state.array(name) for name in names}
+        if settings.offload is not None:
+            return OffloadedOptimizer(settings.offload, settings.optimizer, parameters)
+        return stage_optimizer(settings.optimizer, parameters)
 
     def complete(self, gradients: Mapping[Use, Array]) -> None:
         """Add a micro-batch's gradients of parameters, and report the watched groups: all of them are complete now."""

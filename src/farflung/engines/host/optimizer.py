@@ -13,12 +13,14 @@ import numpy as np
 
 from farflung.engines.base import Array
 from farflung.engines.host.rules import HostRule
+from farflung.engines.offloaded_states import OffloadedStates
+from farflung.engines.state_file import StateFile
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
 from farflung.optim import RuleBook, rules_of
 
-__all__ = ["NamedOptimizer", "Optimizer", "RuleOptimizer", "stage_optimizer"]
+__all__ = ["NamedOptimizer", "OffloadedOptimizer", "Optimizer", "RuleOptimizer", "stage_optimizer"]
 
 _NUMBERS = {"int": np.int64, "float": np.float64}
 
@@ -200,3 +202,20 @@ class RuleOptimizer:
             kept = "bfloat16" if self._narrow and slot.narrows(shape) else slot.kind
             found.append(array.item() if slot.number else array.astype(kept))
         return found
+
+
+class OffloadedOptimizer(OffloadedStates):
+    """Steps the parameters of one stage, whose states are on a disk, one after the other."""
+
+    def __init__(self, file: StateFile, spec: OptimizerSpec, parameters: Mapping[str, Array]) -> None:
+        """Errors as ``stage_optimizer``."""
+        self._single = {name: stage_optimizer(spec, {name: parameter}) for name, parameter in parameters.items()}
+        super().__init__(file, self._single)
+
+    def step(self, gradients: Mapping[str, Array], rates: Sequence[float]) -> None:
+        """See ``Optimizer``.
+
+        Raises:
+            TrainingError: the disk fails.
+        """
+        self.update(list(gradients), lambda name: self._single[name].step({name: gradients[name]}, rates))

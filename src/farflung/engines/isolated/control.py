@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -65,12 +65,14 @@ class Spawn(Message, frozen=True, kw_only=True):
     """Fork the processes that compute. These files come along: the ends of the channels, the shared memories, the status.
 
     ``memory``: bytes for the tensors of each process. ``ranks``: how many processes (1: no site).
+    ``disk``: bytes that a file may have that the worker passes to them.
     """
 
     memory: int
     accelerator: bool
     scratch: str
     ranks: int = 1
+    disk: int = 0
 
 
 class Exited(Message, frozen=True, kw_only=True):
@@ -117,6 +119,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: The total of its budget (``None``: no limit).
     memory: int | None
     any_order: bool = False
+    #: Bytes of the file for optimizer states, which comes along (0: there is none).
+    offload: int = 0
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True):
@@ -164,6 +168,7 @@ class Call(Message, frozen=True, kw_only=True):
     weight: float = 0.0
     last: bool = False
     folds: tuple[Fold, ...] = ()
+    more: bool = False
 
 
 EngineMethod = Literal[
@@ -221,7 +226,6 @@ class Reached(Message, frozen=True, kw_only=True):
 
 Answer = Locked | Done | Refused | Reached | Straight
 Order = OpenStage | Call | EngineCall | Resume | Straight
-Kind = TypeVar("Kind")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
@@ -255,13 +259,13 @@ def receive(channel: socket.socket, kind: Any, arena: Arena | None = None) -> An
     return _decode(packet, kind, arena) if packet else None
 
 
-def receive_with_files(channel: socket.socket, kind: type[Kind], count: int) -> tuple[Kind | None, list[int]]:
+def receive_with_files(channel: socket.socket, kind: Any, count: int, arena: Arena | None = None) -> tuple[Any, list[int]]:
     """As ``receive``, with at most ``count`` descriptors that came along."""
     try:
         packet, files, _, _ = socket.recv_fds(channel, _PACKET, count)
     except OSError:
         return None, []
-    return (_decode(packet, kind, None) if packet else None), files
+    return (_decode(packet, kind, arena) if packet else None), files
 
 
 def _decode(packet: bytes, kind: Any, arena: Arena | None) -> Any:

@@ -132,6 +132,7 @@ class AttemptEngine:
         with self.message() as arena:
             number = self._runners
             self._runners += 1
+            file = settings.offload
             message = OpenStage(
                 runner=number,
                 graph=self._written(subgraph.graph, arena),
@@ -146,10 +147,12 @@ class AttemptEngine:
                     optimizer=settings.optimizer.model_dump_json(),
                     memory=settings.budget.total,
                     any_order=settings.any_order,
+                    offload=0 if file is None else file.nbytes,
                 ),
                 share=None if share is None else share.number,
             )
-            self.ask(message, f"opening stage {subgraph.stage}")
+            self._compute.post(message, self.rank, files=() if file is None else (file.descriptor,))
+            self.answer(f"opening stage {subgraph.stage}")
         return IsolatedRunner(self, number, subgraph, settings)
 
     def _written(self, graph: Graph, arena: Arena) -> Slot | None:

@@ -52,13 +52,15 @@ _DESCRIPTORS, _FILE_BYTES = 256, 1 << 30
 class Limits:
     """``memory``: bytes for tensors (0: no limit). ``accelerator``: it may use devices. ``scratch``: a folder to write.
 
-    ``speaks``: it is a rank of a site, and may use the network of its namespace.
+    ``speaks``: it is a rank of a site, and may use the network of its namespace. ``disk``: bytes that a file may have (at least
+    a gigabyte).
     """
 
     memory: int = 0
     accelerator: bool = False
     scratch: str = ""
     speaks: bool = False
+    disk: int = 0
 
 
 def adopt_orphans() -> None:
@@ -118,7 +120,7 @@ def _control(library: ctypes.CDLL, option: int, value: int) -> bool:
 def _set_limits(limits: Limits) -> None:
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, _DESCRIPTORS)
-    _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
+    _lower(resource.RLIMIT_FSIZE, max(_FILE_BYTES, limits.disk))
     if limits.memory and not limits.accelerator:  # drivers of accelerators map far more than they use
         with open("/proc/self/statm", encoding="ascii") as sizes:
             pages = [int(word) for word in sizes.read().split()]

@@ -73,9 +73,9 @@ class Deadlines:
 class Zygote:
     """The process that forks. Any thread may call; it is started with the first call that needs it, and again if it has died."""
 
-    def __init__(self, engine: str = "torch") -> None:
-        """``engine``: the name of the engine that computes."""
-        self._engine = engine
+    def __init__(self, engine: str = "torch", disk: int = 0) -> None:
+        """``engine``: the name of the engine that computes. ``disk``: bytes that its processes may write into one file."""
+        self.engine, self.disk = engine, disk
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -116,7 +116,7 @@ class Zygote:
             return self._control
         self._stop()
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-P", "-m", "farflung.engines.isolated.zygote", str(other.fileno()), self._engine]
+        words = [sys.executable, "-P", "-m", "farflung.engines.isolated.zygote", str(other.fileno()), self.engine]
         with other:
             self._process = subprocess.Popen(  # noqa: S603 - this very program, without a shell
                 words,
@@ -130,7 +130,7 @@ class Zygote:
         if started is None:
             self._stop()
             raise InputError(
-                f"the process that runs the engine {self._engine!r} did not start: its error is above; "
+                f"the process that runs the engine {self.engine!r} did not start: its error is above; "
                 "--isolation off computes in the worker's own process"
             )
         self._version = started.version
@@ -186,7 +186,7 @@ class Compute:
                 passed.enter_context(status)
                 files = [self._channel(opened, passed) for _ in range(ranks)]
                 files += [self._memory(shared, opened, passed) for _ in range(ranks)]
-                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch, ranks=ranks)
+                request = Spawn(memory=memory, accelerator=accelerator, scratch=self.scratch, ranks=ranks, disk=zygote.disk)
                 zygote.fork(request, [*files, status.fileno()])
             #: The protections that hold.
             self.holds = self._locked()
@@ -215,8 +215,8 @@ class Compute:
             holds.append(locked.holds)
         return tuple(name for name in holds[0] if all(name in one for one in holds))
 
-    def post(self, message: Message, rank: int = 0) -> None:
-        """Send ``message`` to a process; ``answer`` waits for its answer. Arrays must have been written before.
+    def post(self, message: Message, rank: int = 0, files: Sequence[int] = ()) -> None:
+        """Send ``message`` to a process, with ``files``; ``answer`` waits for its answer. Arrays must have been written before.
 
         Raises:
             EngineCrashed: the process has died.
@@ -227,7 +227,7 @@ class Compute:
         # Here nobody reads the last answer any more, and the process writes none: only its reader notes which pages it takes.
         arena.trim()
         with suppress(OSError):  # the wait for the answer finds out why
-            send(self._channels[rank], message, arena)
+            send(self._channels[rank], message, arena, files)
 
     def answer(self, what: str, rank: int = 0) -> Done | Reached:
         """Wait for the answer to the last message; ``what`` names the call.

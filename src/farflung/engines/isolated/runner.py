@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
@@ -21,6 +21,8 @@ __all__ = ["IsolatedRunner"]
 
 #: States are passed in messages of about so many bytes.
 _CHUNK = 64 << 20
+#: Slots that a parameter usually has in an optimizer.
+_SLOTS = 2
 
 
 class IsolatedRunner:
@@ -36,7 +38,7 @@ class IsolatedRunner:
         self._returns = {edge.value: _returned(subgraph, edge.value, edge.spec) for edge in subgraph.sends_gradients}
         #: Element types that autocast may give a value instead of its own.
         self._also = frozenset({"bf16": {"bfloat16"}, "fp16": {"float16"}}.get(settings.precision, ()))
-        self._optimizer = settings.optimizer
+        self._optimizer, self._offloads = settings.optimizer, settings.offload is not None
         self._ready: Callable[[int], None] | None = None
 
     # -- states -------------------------------------------------------------------------------------------------------
@@ -67,15 +69,21 @@ class IsolatedRunner:
         del names
         return {}
 
-    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
-        """Copies, always."""
+    def optimizer_states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
+        """Copies, always; of states on a disk in several messages."""
         del copy
+        groups: Iterable[Collection[str] | None] = [names]
+        if self._offloads:
+            wanted = [name for name in self._specs if names is None or name in names]
+            groups = _groups(wanted, {name: _SLOTS * spec.nbytes for name, spec in self._specs.items()})
         found: dict[str, Array] = {}
-        for key, array in self._copied(self._call("optimizer_states").values):
-            slot, _, name = key.partition("/")
-            if name not in self._specs or array.shape not in self._slot_shapes(slot, name):
-                raise self._strange(f"optimizer state {key!r:.60}")
-            found[key] = array
+        for group in groups:
+            given = None if group is None else tuple(group)
+            for key, array in self._copied(self._call("optimizer_states", names=given).values):
+                slot, _, name = key.partition("/")
+                if name not in self._specs or array.shape not in self._slot_shapes(slot, name):
+                    raise self._strange(f"optimizer state {key!r:.60}")
+                found[key] = array
         return found
 
     def _slot_shapes(self, slot: str, name: str) -> tuple[tuple[int, ...], ...]:
@@ -86,10 +94,13 @@ class IsolatedRunner:
         rule = rules.rule_of(self._optimizer, name, declared)
         return tuple(item.shape_for(declared.shape) for item in (() if rule is None else rule.states) if item.name == slot)
 
-    def load_optimizer(self, states: Mapping[str, Array]) -> None:
+    def load_optimizer(self, states: Mapping[str, Array], *, more: bool = False) -> None:
         """See ``StageRunner``."""
-        with self.attempt.message() as arena:
-            self._send("load_optimizer", values={name: (arena.write(array),) for name, array in states.items()})
+        parts = list(_by_parameter(states)) if self._offloads else [states]
+        for number, part in enumerate(parts or [states]):
+            with self.attempt.message() as arena:
+                values = {key: (arena.write(array),) for key, array in part.items()}
+                self._send("load_optimizer", values=values, more=more or number > 0)
 
     # -- a micro-batch ------------------------------------------------------------------------------------------------
 
@@ -271,3 +282,13 @@ def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str
 def _chunks(states: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
     for names in _groups(list(states), {name: array.nbytes for name, array in states.items()}):
         yield {name: states[name] for name in names}
+
+
+def _by_parameter(states: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """Optimizer states in parts of about ``_CHUNK`` bytes; those of one parameter stay together."""
+    keys: dict[str, list[str]] = {}
+    for key in states:
+        keys.setdefault(key.partition("/")[2], []).append(key)
+    sizes = {name: sum(states[key].nbytes for key in own) for name, own in keys.items()}
+    for names in _groups(list(keys), sizes):
+        yield {key: states[key] for name in names for key in keys[name]}

@@ -23,9 +23,10 @@ from farflung.engines.isolated.control import (
     Reached,
     Refused,
     Resume,
-    receive,
+    receive_with_files,
     send,
 )
+from farflung.engines.state_file import StateFile
 from farflung.errors import FarflungError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
@@ -59,6 +60,8 @@ class Service:
         self._engine, self._channel, self._arena = engine, channel, arena
         self._runners: dict[int, StageRunner] = {}
         self._graph: Graph | None = None
+        #: What came along with the present message.
+        self._files: list[int] = []
         #: All runners share this process's memory.
         self._budget = MemoryBudget()
 
@@ -67,7 +70,10 @@ class Service:
         self._serve_until(None)
 
     def _serve_until(self, end: type[Message] | None) -> None:
-        while (order := receive(self._channel, Order, self._arena)) is not None:
+        while True:
+            order, self._files = receive_with_files(self._channel, Order, 1, self._arena)
+            if order is None:
+                break
             if end is not None and isinstance(order, end):
                 return
             self._arena.begin()
@@ -115,6 +121,7 @@ class Service:
             optimizer=OptimizerSpec.model_validate_json(given.optimizer),
             budget=self._budget,
             any_order=given.any_order,
+            offload=StateFile(self._files.pop(), given.offload) if given.offload else None,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),
@@ -229,7 +236,7 @@ class Service:
         return Done()
 
     def _load_optimizer(self, runner: StageRunner, call: Call) -> Done:
-        runner.load_optimizer(self._one(call.values))
+        runner.load_optimizer(self._one(call.values), more=call.more)
         return Done()
 
     def _discard(self, runner: StageRunner, call: Call) -> Done:
@@ -257,7 +264,9 @@ class Service:
         "spoilt_gradients": lambda self, runner, _: Done(names=runner.spoilt_gradients()),
         "discard": _discard,
         "states": lambda self, runner, call: Done(values=self._written(runner.states(call.names, copy=False))),
-        "optimizer_states": lambda self, runner, _: Done(values=self._written(runner.optimizer_states(copy=False))),
+        "optimizer_states": lambda self, runner, call: Done(
+            values=self._written(runner.optimizer_states(call.names, copy=False))
+        ),
         "load_optimizer": _load_optimizer,
         "fold": _fold,
     }

@@ -152,7 +152,13 @@ def _compute(engine: Engine, spawn: Spawn, files: Sequence[int], *, alone: bool)
         channel = socket.socket(fileno=files[0])
         arena = Arena(files[1], own=1)
         PRESENT.memory = arena.label
-        limits = Limits(memory=spawn.memory, accelerator=spawn.accelerator, scratch=spawn.scratch, speaks=spawn.ranks > 1)
+        limits = Limits(
+            memory=spawn.memory,
+            accelerator=spawn.accelerator,
+            scratch=spawn.scratch,
+            speaks=spawn.ranks > 1,
+            disk=spawn.disk,
+        )
         holds = lock_down(limits, namespaces=alone)
         send(channel, Locked(holds=holds))
         Service(engine, channel, arena).serve()

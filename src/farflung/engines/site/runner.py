@@ -215,14 +215,14 @@ class SiteRunner:
         del names
         return {}
 
-    def optimizer_states(self, *, copy: bool = True) -> Mapping[str, Array]:
+    def optimizer_states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
         """Copies, always."""
-        found = (stage.runner.optimizer_states(copy=copy) for stage in self.stages)
+        found = (stage.runner.optimizer_states(names, copy=copy) for stage in self.stages)
         return {key: array for slots in found for key, array in slots.items()}
 
-    def load_optimizer(self, states: Mapping[str, Array]) -> None:
+    def load_optimizer(self, states: Mapping[str, Array], *, more: bool = False) -> None:
         """See ``StageRunner``."""
-        self._deal("load_optimizer", {key: (array, key.partition("/")[2]) for key, array in states.items()})
+        self._deal("load_optimizer", {key: (array, key.partition("/")[2]) for key, array in states.items()}, more=more)
 
     # -- calls on all ranks -------------------------------------------------------------------------------------------
 
@@ -238,12 +238,12 @@ class SiteRunner:
         begun = self._begin(method, make)
         wait_for_all(begun, [stage.attempt for stage in self.stages], f"the {method.replace('_', ' ')}")
 
-    def _deal(self, method: Method, arrays: Mapping[str, tuple[Array, str]]) -> None:
+    def _deal(self, method: Method, arrays: Mapping[str, tuple[Array, str]], *, more: bool = False) -> None:
         """Call ``method`` on all ranks, each with the arrays whose state it owns. ``arrays``: name -> array and state."""
 
         def make(rank: int, arena: Arena) -> Mapping[str, object]:
             own = {name: array for name, (array, state) in arrays.items() if self._owner.get(state, 0) == rank}
-            return {"values": {name: (arena.write(array),) for name, array in own.items()}}
+            return {"values": {name: (arena.write(array),) for name, array in own.items()}, "more": more}
 
         self._everywhere(method, make)
 

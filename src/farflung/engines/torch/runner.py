@@ -16,6 +16,7 @@ from farflung.engines.stateful_runner import StatefulRunner, trained_states
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
 from farflung.engines.torch.heap import HEAP
+from farflung.engines.torch.optimizers.offloaded_update import OffloadedOptimizer
 from farflung.engines.torch.optimizers.wide_update import AnyOptimizer, stage_optimizer
 from farflung.engines.torch.program import Program, Read, Source, compile_program
 from farflung.engines.torch.states import StageStates
@@ -62,7 +63,7 @@ class _Kept:
     states: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-class TorchRunner(StatefulRunner[StageStates, AnyOptimizer]):
+class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]):
     """Runs one stage (see ``farflung.engines.base.StageRunner``)."""
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, device: torch.device, share: TorchRunner | None) -> None:
@@ -102,9 +103,12 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer]):
 
     # States
 
-    def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer:
+    def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer | OffloadedOptimizer:
         """See ``StatefulRunner``."""
-        return stage_optimizer(self._settings.optimizer, {name: self.state.tensor(name) for name in names}, self._settings.seed)
+        settings, parameters = self._settings, {name: self.state.tensor(name) for name in names}
+        if settings.offload is not None:
+            return OffloadedOptimizer(settings.offload, settings.optimizer, parameters, settings.seed)
+        return stage_optimizer(settings.optimizer, parameters, settings.seed)
 
     def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
         """The memory of states, where it is the host's and has no gaps."""
@@ -352,6 +356,8 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer]):
                     grad.mul_(factor)
         with self.state.aside(names):
             self.optimizer().step(rates)
+        if self._settings.offload is not None:
+            HEAP.give_back()  # what was read from the disk
 
     def discard(self) -> None:
         """Clear gradients and kept activations."""

@@ -6,8 +6,9 @@ forwards, backwards, transfers of values and gradients after their codecs, excha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from farflung.cluster import Device, Topology
 from farflung.cost import (
@@ -19,10 +20,17 @@ from farflung.cost import (
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.optim import update_flops
+from farflung.optim import file_bytes, state_bytes, update_flops
 from farflung.plan.estimation.cost_tables import CostTables
 from farflung.plan.estimation.gradient_exchanges import exchanged_bytes, gradient_exchanges
-from farflung.plan.estimation.results import DeviceEstimate, Estimate, GradientExchange, LinkEstimate, StageEstimate
+from farflung.plan.estimation.results import (
+    DeviceEstimate,
+    Estimate,
+    GradientExchange,
+    LinkEstimate,
+    OffloadEstimate,
+    StageEstimate,
+)
 from farflung.plan.estimation.stage_memory import exchange_memory, memory_of, site_memory, site_pace
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
@@ -62,6 +70,7 @@ def estimate(
         InputError: the topology lacks a device of the plan, or a codec or schedule is unknown.
         GraphError: the stages do not tile the graph.
     """
+    in_memory = partial(estimate, graph, topology=topology, job=job, subgraphs=subgraphs, tables=tables)
     job = job or JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
     tables = tables or CostTables.of(graph)
     if plan.micro_batch_sizes != job.micro_batch_sizes:
@@ -104,7 +113,19 @@ def estimate(
         exchanges=tuple(exchanges),
         bound_by=bound,
         bound_share=share,
+        offload=_offloaded(plan, replicas, timeline.seconds, in_memory),
     )
+
+
+def _offloaded(
+    plan: Plan, replicas: Sequence[StageEstimate], seconds: float, in_memory: Callable[[Plan], Estimate]
+) -> OffloadEstimate | None:
+    """What it costs that optimizer states are on disks (None: they are not)."""
+    if all(stage.offload == "none" for stage in plan.stages):
+        return None
+    other = in_memory(replace(plan, stages=tuple(replace(stage, offload="none") for stage in plan.stages)))
+    factor = seconds / other.step_seconds if other.step_seconds else 1.0
+    return OffloadEstimate(factor=factor, needed=not other.feasible, nbytes=sum(stage.disk_bytes for stage in replicas))
 
 
 def divided(job: JobSpec, sizes: tuple[int, ...]) -> JobSpec:
@@ -165,6 +186,9 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     back_convolution = sums.backward_convolution + (convolution if stage.recompute else 0.0)
     if item.sync is not None and made_strategy(item.sync).traits.sent is Sent.SCALARS:
         backward, backward_calls, back_convolution = forward, forward_calls, convolution  # a second forward takes its place
+    on_disk = float(file_bytes(job.optimizer, graph, sub.states)) if stage.offload == "optimizer" else 0.0
+    moved = 2.0 * state_bytes(job.optimizer, graph, sub.states) if on_disk else 0.0  # read and written
+    disk_seconds = moved / device.offload_rate if device.offload_rate else 0.0
     parts = memory.parts()
     if stage.replicas:
         parts = {**parts, "exchange": exchange_memory(tables, stage, sub, job, item.sync)}
@@ -183,13 +207,16 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         forward_seconds=pace * _seconds(device, device.work(forward, convolution), forward_calls),
         backward_seconds=pace * _seconds(device, device.work(backward, back_convolution), backward_calls),
         weight_seconds=0.0 if stage.recompute else pace * device.work(sums.weight, sums.weight_convolution) / device.achieved,
-        update_seconds=_seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors),
+        update_seconds=max(
+            _seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors), disk_seconds
+        ),
         in_flight=flying,
         recompute=stage.recompute,
         micro_batches=(item.unit.replica.first, item.unit.replica.end),
         memory=parts,
         memory_bytes=float(memory.total[0]) + parts.get("exchange", 0.0) + item.samples,
         again_bytes=float(memory_of(cost, stage, sub, job, 0).activations[0]) if stage.recompute else 0.0,
+        disk_bytes=on_disk,
     )
 
 
@@ -294,6 +321,8 @@ def _devices(
             memory_bytes=_together([stage for stage in stages if stage.device == name]),
             memory_limit=float(topology.device(name).memory),
             busy_seconds=timeline.device_busy[topology.index(name)],
+            disk_bytes=sum(stage.disk_bytes for stage in stages if stage.device == name),
+            disk_limit=float(topology.device(name).offload or 0.0),
         )
         for name in plan.devices
     )

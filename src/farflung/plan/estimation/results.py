@@ -18,6 +18,7 @@ class StageEstimate:
     ``backward_flops`` and ``backward_seconds`` include the second forward of a stage that recomputes; ``weight_seconds`` is the
     part of ``backward_seconds`` that makes gradients of parameters. ``micro_batches``: (first, end) of those that it computes.
     ``again_bytes``: of its activations, what a second forward makes and its backward frees (0: it does not recompute).
+    ``disk_bytes``: of its optimizer states, if they are on a disk.
     """
 
     index: int
@@ -39,16 +40,24 @@ class StageEstimate:
     memory: Mapping[str, float]
     memory_bytes: float
     again_bytes: float = 0.0
+    disk_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEstimate:
-    """Constraint (6) for one device: bytes needed by its stages, and its limit; busy seconds of a step."""
+    """Constraint (6) for one device: bytes needed by its stages, and its limit; busy seconds of a step; the same of its disk."""
 
     device: str
     memory_bytes: float
     memory_limit: float
     busy_seconds: float
+    disk_bytes: float = 0.0
+    disk_limit: float = 0.0
+
+    @property
+    def disk_lack(self) -> float:
+        """Bytes that are missing on its disk (0: it fits)."""
+        return max(0.0, self.disk_bytes - self.disk_limit)
 
     @property
     def lack(self) -> float:
@@ -101,6 +110,18 @@ class GradientExchange:
         return self.nbytes * max(1, len(self.after))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadEstimate:
+    """What a plan with optimizer states on disks costs: its step over that of the same plan with all states in memory.
+
+    ``needed``: whether that one does not fit. ``nbytes``: on all disks.
+    """
+
+    factor: float
+    needed: bool
+    nbytes: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What a plan is predicted to cost. Seconds, bytes, FLOPs, samples per second.
@@ -109,6 +130,7 @@ class Estimate:
     real wire factor. ``step_seconds``: one optimizer step from the timed dry-run. ``exchange_bytes``: gradients of tied
     parameters between devices and all between replicas, per step (on average over a period); ``replica_bytes``: between replicas,
     which send each other ``exchanged``. ``stages``: each on its home; ``replicas``: all copies of all stages.
+    ``offload``: None: nothing is on disks.
     """
 
     stages: tuple[StageEstimate, ...]
@@ -127,11 +149,12 @@ class Estimate:
     exchanges: tuple[GradientExchange, ...]
     bound_by: str
     bound_share: float
+    offload: OffloadEstimate | None = None
 
     @property
     def feasible(self) -> bool:
         """Whether every device holds what is placed on it."""
-        return all(device.lack == 0 for device in self.devices)
+        return all(device.lack == 0 and device.disk_lack == 0 for device in self.devices)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -49,6 +49,7 @@ def memory_of(
         clones=float(clones),
         slices=max((held.end - held.first for held in stage.replicas), default=job.micro_batches) if job.plan.helpers else 0,
         delayed=job.optimizer.delayed,
+        offload=stage.offload == "optimizer",
     )
     arrays = np.array([received], dtype=np.float64), np.array([sum(sent.values())], dtype=np.float64)
     return stage_memory(cost, stage.start, [stage.stop], settings, *arrays)

@@ -262,7 +262,7 @@ def fault_model(
 
     ``recovery``: the whole pause in seconds, where it is known from runs.
     """
-    state = sum(stage.memory["parameters"] + stage.memory["optimizer"] for stage in estimate.stages)
+    state = sum(stage.memory["parameters"] + stage.memory["optimizer"] + stage.disk_bytes for stage in estimate.stages)
     moved = state / _STORE_RATE
     return FaultModel(
         rates=failure_rates(plan, topology, mtbf),

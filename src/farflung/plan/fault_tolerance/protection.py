@@ -133,7 +133,9 @@ def _state_bytes(found: Estimate) -> dict[str, float]:
     """Bytes of parameters and optimizer state of each device."""
     sizes: dict[str, float] = {}
     for stage in found.replicas:
-        sizes[stage.device] = sizes.get(stage.device, 0.0) + stage.memory["parameters"] + stage.memory["optimizer"]
+        sizes[stage.device] = (
+            sizes.get(stage.device, 0.0) + stage.memory["parameters"] + stage.memory["optimizer"] + stage.disk_bytes
+        )
     return sizes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from farflung.plan.estimation.results import Estimate
 from farflung.units import Bytes, Flops, Seconds
 
-__all__ = ["count", "device_rows", "explain", "link_rows", "rate", "stage_rows", "table"]
+__all__ = ["count", "device_rows", "explain", "link_rows", "offload_line", "rate", "stage_rows", "table"]
 
 Rows = list[tuple[str, ...]]
 
@@ -82,6 +82,8 @@ def explain(estimate: Estimate) -> str:
     served = max((stage.memory.get("serving", 0.0) for stage in estimate.replicas), default=0.0)
     if served:
         lines.append(f"memory for helpers: up to {Bytes(served)} per stage (inputs, states and waiting gradients)")
+    if estimate.offload is not None:
+        lines.append(offload_line(estimate))
     tied = estimate.exchange_bytes - estimate.replica_bytes
     if estimate.replica_bytes:
         usual = "" if estimate.exchanged == "gradients" else " on average"
@@ -99,6 +101,16 @@ def explain(estimate: Estimate) -> str:
         f"bottleneck: {estimate.bound_by}, busy for {estimate.bound_share:.0%} of the step",
     ]
     return "\n".join(lines)
+
+
+def offload_line(estimate: Estimate) -> str:
+    """Return what optimizer states on disks cost (empty: there are none)."""
+    found = estimate.offload
+    if found is None:
+        return ""
+    fits = "fits only with optimizer states on disk" if found.needed else "optimizer states on disk"
+    slower = f"{found.factor:.2g} x slower" if found.factor >= 1.005 else "not slower"
+    return f"{fits}: {slower} ({Bytes(found.nbytes)})"
 
 
 def rate(samples_per_second: float) -> str:

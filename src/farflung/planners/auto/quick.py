@@ -160,7 +160,11 @@ class Quick:
             cost, job = problem.tables.table(kind), problem.job
             dense = cost.crossing_forward
             received, sent = dense[[start]], dense[[stop]]
-            settings = MemorySettings(optimizer=state_factor(job.optimizer, problem.graph), casts=cast_factor(job.precision))
+            settings = MemorySettings(
+                optimizer=state_factor(job.optimizer, problem.graph),
+                casts=cast_factor(job.precision),
+                offload=job.plan.offload == "optimizer",
+            )
             memory = stage_memory(cost, start, [stop], settings, received, sent)
             self._spans[key] = _Span(
                 forward=float(cost.forward_sum[stop] - cost.forward_sum[start]),
@@ -218,6 +222,7 @@ class Quick:
     def _times(self, layout: Layout, problem: Problem, units: Sequence[_Unit]) -> PipelineTimes:
         forward, backward, weight, update = [], [], [], []
         rate = update_flops(problem.job.optimizer, problem.graph) / 4.0
+        factor = state_factor(problem.job.optimizer, problem.graph)
         for unit in units:
             span, device = unit.span, self.devices[unit.device]
             speed, overhead = float(device.achieved), float(device.overhead)
@@ -227,7 +232,10 @@ class Quick:
             forward.append(ahead)
             backward.append(back + span.backward_calls * overhead + (ahead if unit.recompute else 0.0))
             weight.append(late)
-            update.append(span.gradients * rate / speed)
+            on_disk = 0.0
+            if device.offload_rate and problem.job.plan.offload == "optimizer":
+                on_disk = 2.0 * factor * span.gradients / device.offload_rate
+            update.append(max(span.gradients * rate / speed, on_disk))
         largest = max(layout.sizes)
         return PipelineTimes(
             forward=forward,

@@ -126,7 +126,7 @@ class LocalStages:
         for index, runner in self.bases.items():
             values |= runner.states([name for name in runner.subgraph.states if name in wanted], copy=False)
             values |= {name: value for name, value in instead.get(index, {}).items() if name in wanted}
-            found = _slots(runner, (self.delayed, self.loss_scale), index, copy=False)
+            found = _slots(runner, (self.delayed, self.loss_scale), index, wanted, copy=False)
             slots |= {key: value for key, value in found.items() if key.split("/", 1)[1] in wanted}
         return pack(values, slots)
 
@@ -138,7 +138,7 @@ class LocalStages:
             owned = self.setup.primary(index) == device
             mine = {name for name in runner.subgraph.states if owned and self.setup.owner(name) == index}
             states |= {name: value for name, value in runner.states(copy=False).items() if name in mine}
-            slots = _slots(runner, (self.delayed, self.loss_scale), index, copy=False)
+            slots = _slots(runner, (self.delayed, self.loss_scale), index, mine, copy=False)
             optimizer |= {key: value for key, value in slots.items() if key.split("/", 1)[1] in mine}
         return states, optimizer
 
@@ -197,7 +197,14 @@ class LocalStages:
         return self.load_first(hooks)
 
 
-def _slots(runner: StageRunner, further: tuple[DelayedUpdate, LossScale], stage: int, *, copy: bool = True) -> dict[str, Array]:
-    """The slots that belong to the states of ``stage``, as ``<slot>/<parameter>``."""
+def _slots(
+    runner: StageRunner,
+    further: tuple[DelayedUpdate, LossScale],
+    stage: int,
+    names: Collection[str] | None = None,
+    *,
+    copy: bool = True,
+) -> dict[str, Array]:
+    """The slots that belong to the states of ``stage``, as ``<slot>/<parameter>``; of the optimizer those of ``names`` only."""
     delayed, scale = further
-    return {**runner.optimizer_states(copy=copy), **delayed.slots(stage), **scale.slots(runner.subgraph.states)}
+    return {**runner.optimizer_states(names, copy=copy), **delayed.slots(stage), **scale.slots(runner.subgraph.states)}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from farflung.engines.base import Engine, EngineSettings, StageRunner
+from farflung.engines.state_file import StateFile
+from farflung.errors import InputError
 from farflung.graph.cut import SubGraph
+from farflung.optim import file_bytes
 from farflung.plan.model import Plan
 from farflung.schedules import orders_of, splits
 from farflung.step.run_setup import RunSetup
@@ -28,6 +32,7 @@ def open_stage(
 
     Raises:
         FarflungError: the engine refuses the graph.
+        DiskFull: the disk has no space for the optimizer states, which the plan puts there.
     """
     settings = EngineSettings(
         device=device,
@@ -38,10 +43,24 @@ def open_stage(
         optimizer=setup.job.optimizer,
         budget=setup.budget,
         any_order=setup.job.sync.order == "any",
+        offload=_state_file(setup, stage),
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}
     for rows in sorted(pieces, reverse=True):
         runners[rows] = engine.open(pieces[rows], settings, share=base)
         base = base or runners[rows]
+        settings = replace(settings, offload=None)  # the first one has the optimizer
     return runners
+
+
+def _state_file(setup: RunSetup, stage: int) -> StateFile | None:
+    """The file for the optimizer states of ``stage`` (None: they are in memory)."""
+    if setup.plan.stages[stage].offload == "none":
+        return None
+    if setup.disk is None:
+        raise InputError(
+            f"the plan puts the optimizer states of stage {stage} on the disk of {setup.device}, which offers none: "
+            'join with --disk, or set plan.offload = "none"'
+        )
+    return setup.disk.file(file_bytes(setup.job.optimizer, setup.graph, setup.subgraphs[stage].states))

@@ -126,6 +126,8 @@ class WideOptimizer:
                 )
             wide.data = from_array(master, wide.device)
             self._masters.add(name)
+        else:
+            wide.data = _hollow(self._parameters[name])
         self._single[name].load(slots)
 
 
