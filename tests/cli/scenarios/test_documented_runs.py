@@ -114,7 +114,7 @@ ELSEWHERE = {
     ),
     "farflung join farflung1-... --name attic-pc --data /data --service": "cli/cluster/test_owner.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/trial/test_demo.py",
-    "farflung checkpoint export RUN out --transformers": "end_to_end/training/test_transformers_jobs.py",
+    "farflung checkpoint export RUN out --pretrained": "end_to_end/training/test_transformers_jobs.py",
     "farflung checkpoint export RUN out --adapters": "end_to_end/training/test_transformers_jobs.py",
     "farflung checkpoint export RUN out.safetensors": "cli/runs/test_checkpoint.py",
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/runs/test_checkpoint.py",
