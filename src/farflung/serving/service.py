@@ -235,7 +235,7 @@ class Service:
     def _has_batch(self) -> bool:
         """Make the next batch (under the lock)."""
         if self._attempt is not None and self._made is None:
-            self._made = self._scheduler.next_batch(monotonic())
+            self._made = self._scheduler.next_batch()
         return self._attempt is not None and self._made is not None
 
     def _receive(self, peer: str, frame: Frame) -> None:
