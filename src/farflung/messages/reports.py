@@ -99,6 +99,7 @@ class OfferItem(Item):
     process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what
     the worker's engine supports. ``probe``: what it computes of a small graph (``engines.probe``). ``installed``: bytes of the
     memory that all workers of the machine share. ``ranks``: of a site, over which ``memory`` and ``speed`` are sums.
+    ``only``: the kind of run that the worker's owner allows, if not both.
     """
 
     memory: Capacity
@@ -121,6 +122,7 @@ class OfferItem(Item):
     disk: Amount | UnsetType = UNSET
     installed: Amount | UnsetType = UNSET
     ranks: Annotated[int, Meta(ge=2, le=64)] | UnsetType = UNSET
+    only: Literal["training", "serving"] | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):

@@ -75,6 +75,7 @@ class Offer:
     up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
     what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
     machine share (0: unknown). ``ranks``: devices of a site, which compute different micro-batches at the same time (1: no site).
+    ``only``: ``training`` or ``serving``, if its owner allows nothing else (empty: both).
     """
 
     memory: float
@@ -95,6 +96,7 @@ class Offer:
     precisions: tuple[str, ...] = ()
     installed: float = 0.0
     ranks: int = 1
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ class _AddedRun:
     """``recoveries``: the run survives this many consecutive losses without a new step (0: the first loss ends it).
 
     ``helped``: its plans are for reliable workers, and unreliable ones help these; ``unreliable``: workers that its topology
-    marks as such. ``exclude``, ``engines``: the limits of its job, which hold for helpers, too.
+    marks as such. ``exclude``, ``engines``: the limits of its job, which hold for helpers, too. ``serves``: it serves a model.
     """
 
     run: str
@@ -175,6 +177,7 @@ class _AddedRun:
     unreliable: frozenset[str] = frozenset()
     exclude: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
+    serves: bool = False
     submitter: str = ""
 
 

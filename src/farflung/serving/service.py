@@ -106,6 +106,12 @@ class Service:
         return self._attempt is not None
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """The workers that serve now."""
+        attempt = self._attempt
+        return () if attempt is None else tuple(attempt.devices)
+
+    @property
     def vocabulary(self) -> int:
         """How many tokens the model knows."""
         graph = self._bundle.graph

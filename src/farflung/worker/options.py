@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 __all__ = ["WorkerOptions"]
 
@@ -23,6 +24,7 @@ class WorkerOptions:
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
     ``any_path`` lets them read whatever this process may read. ``isolation``: as ``engines.isolation.open_engine``.
     ``region``: where the machine is, for planners and people (empty: unknown).
+    ``only``: ``training`` or ``serving``, the only runs that its owner allows (empty: both).
     """
 
     engine: str = "auto"
@@ -38,3 +40,4 @@ class WorkerOptions:
     relay: bool = True
     reliable: bool = True
     region: str = ""
+    only: Literal["", "training", "serving"] = ""
