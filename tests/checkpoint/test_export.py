@@ -18,11 +18,13 @@ from farflung.checkpoint import (
     Manifest,
     Weights,
     export_file,
-    export_transformers,
+    export_folder,
     match_states,
 )
+from farflung.checkpoint.export import LIBRARIES
 from farflung.errors import CheckpointError
 from farflung.graph.ir import State, StateKind, TensorSpec
+from farflung.graph.weight_expressions import INITIAL
 from farflung.job import JobSpec, to_json
 
 ARRAYS = {"wte.weight": np.arange(6, dtype=np.float32).reshape(3, 2), "ln.bias": np.ones(2, np.float32)}
@@ -82,7 +84,7 @@ def test_names_must_be_whole_and_distinct(tmp_path: Path) -> None:
 
 def test_transformers_folder(tmp_path: Path) -> None:
     names = {name: f"transformer.{name}" for name in ARRAYS}
-    folder = export_transformers(
+    folder = export_folder(
         reader(tmp_path, ARRAYS, {"wte.weight": ("lm_head.weight",)}),
         tmp_path / "out",
         config='{"model_type": "gpt2"}',
@@ -94,15 +96,23 @@ def test_transformers_folder(tmp_path: Path) -> None:
     assert (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
+@pytest.mark.parametrize(("key", "file"), LIBRARIES.values())
+def test_a_folder_has_the_names_of_its_library(tmp_path: Path, key: str, file: str) -> None:
+    names = {name: name for name in ARRAYS}
+    folder = export_folder(reader(tmp_path, ARRAYS), tmp_path / "out", config={key: "x"}, names=names)
+    assert json.loads((folder / "config.json").read_text()) == {key: "x"}
+    assert set(safetensors.numpy.load_file(folder / file)) == set(names)
+
+
 @pytest.mark.parametrize("config", ["{", "[]", "{}"])
 def test_transformers_needs_a_configuration(tmp_path: Path, config: str) -> None:
-    with pytest.raises(CheckpointError, match="must be a JSON object with model_type"):
-        export_transformers(reader(tmp_path, ARRAYS), tmp_path / "out", config=config)
+    with pytest.raises(CheckpointError, match="must be a JSON object with model_type or architecture or _class_name"):
+        export_folder(reader(tmp_path, ARRAYS), tmp_path / "out", config=config)
 
 
 def test_export_files_stay_in_the_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'\.\./a' must be a plain file name"):
-        export_transformers(reader(tmp_path, ARRAYS), tmp_path / "out", config={"model_type": "x"}, files={"../a": b""})
+        export_folder(reader(tmp_path, ARRAYS), tmp_path / "out", config={"model_type": "x"}, files={"../a": b""})
 
 
 @pytest.mark.slow
@@ -115,7 +125,7 @@ def test_from_pretrained_gives_equal_logits(tmp_path: Path) -> None:
     parameters = {f"model.{name}": value.detach().numpy() for name, value in model.named_parameters()}
     source = reader(tmp_path, parameters, {"model.transformer.wte.weight": ("model.lm_head.weight",)})
     names = {name: name.removeprefix("model.") for name in parameters}
-    folder = export_transformers(source, tmp_path / "out", config=model.config.to_json_string(use_diff=False), names=names)
+    folder = export_folder(source, tmp_path / "out", config=model.config.to_json_string(use_diff=False), names=names)
     loaded = GPT2LMHeadModel.from_pretrained(folder).eval()
     tokens = torch.arange(16).reshape(1, 16)
     with torch.no_grad():
@@ -177,6 +187,15 @@ def test_adapters_are_no_part_of_the_file(tmp_path: Path) -> None:
     assert match.names["m.h.attn.base_layer.weight"] == "h.attn.weight"
     with pytest.raises(CheckpointError, match=r"lack 1 of 3 states, e\.g\. 'm\.h\.mlp\.bias'"):
         match_states(held, [*base, state("m.h.mlp.bias", (1,))])
+
+
+def test_a_state_may_begin_with_initial_values(tmp_path: Path) -> None:
+    held = weights(tmp_path, {"body": np.ones(2, np.float32), "head": np.ones(5, np.float32)})
+    states = [state("body", (2,)), state("head", (3,))]
+    match = match_states(held, states, sources={"head": INITIAL})
+    assert (dict(match.names), match.missing, match.unused) == ({"body": "body"}, ("head",), ("head",))
+    with pytest.raises(CheckpointError, match=r"hold 'head' with shape \[5\], the model's 'head' has \[3\]"):
+        match_states(held, states)
 
 
 def test_conversion_of_element_types(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -582,3 +583,15 @@ def test_a_restored_run_that_was_over_stays_over() -> None:
     assert made.handle(RunRestored(run="r", workers=None, outcome="failed", cause="why", kind="DataError")) == []
     assert made.handle(MemberJoined(name="a", address="a:1", offer=OFFER)) == []
     assert (made.runs["r"].state, made.runs["r"].cause) == (RunState.FAILED, "why")
+
+
+def test_owners_decide_between_training_and_serving() -> None:
+    """A training run and a served model take the members that are for them, at the same time."""
+    made = BrokerMachine()
+    for name, only in (("t", "training"), ("s", "serving")):
+        made.handle(MemberJoined(name=name, address=f"{name}:1", offer=replace(OFFER, only=only)))
+    assert made.handle(RunSubmitted(run="model", workers=1, serves=True)) == [MakePlan(run="model", members=("s",), attempt=1)]
+    assert made.handle(RunSubmitted(run="again", workers=1, serves=True)) == []
+    assert made.handle(RunSubmitted(run="job", workers=1)) == [MakePlan(run="job", members=("t",), attempt=1)]
+    any_member = made.handle(MemberJoined(name="b", address="b:1", offer=OFFER))
+    assert any_member == [MakePlan(run="again", members=("b",), attempt=1)]

@@ -84,28 +84,38 @@ def test_only_so_many_batches_are_under_way() -> None:
     assert made.next_batch() is not None
 
 
-def test_batches_that_wait_for_each_other_become_one() -> None:
-    """One stage computes a batch in a second. Two batches under way take two seconds each, in turn."""
+def test_requests_share_batches_if_that_is_faster() -> None:
+    """One stage computes a batch in a second, whatever its size. Two batches under way take two seconds each, in turn."""
     made = scheduler(1, 2, 4, slots=4, under_way=2)
-    made.add(sequence(1))
-    alone = made.next_batch(0.0)
-    assert alone is not None
-    made.take(alone.number, [7], 1.0)
-    first = made.next_batch(1.0)
-    made.add(sequence(1, first=200))
-    second = made.next_batch(1.0)
-    assert first is not None
-    assert second is not None
-    made.take(first.number, [8], 2.0)
-    third = made.next_batch(2.0)
-    assert third is not None, "a batch that took no longer than the fastest is followed at once"
-    made.take(second.number, [9], 3.0)
-    assert made.next_batch(3.0) is None, "this one waited in the stage"
-    made.take(third.number, [10], 4.0)
-    merged = made.next_batch(4.0)
-    assert merged is not None
-    assert (merged.tokens, merged.rows) == ((10, 9), 2)
-    assert made.next_batch(4.0) is None
+    for first in (100, 200, 300, 400):
+        made.add(sequence(1, most=1000, first=first))
+    queue, now, sizes = list[Batch](), 0.0, list[int]()
+    for _ in range(40):
+        while (batch := made.next_batch()) is not None:
+            queue.append(batch)
+        batch, now = queue.pop(0), now + 1.0
+        sizes.append(len(batch.draws))
+        made.take(batch.number, [7] * len(batch.draws), now)
+    assert 2 in sizes[:6]
+    assert set(sizes[20:]) == {4}
+
+
+def test_nobody_is_left_behind_when_requests_end() -> None:
+    made, requests = scheduler(1, 2, 4, 8, slots=7, under_way=2), [sequence(1, most=1000, first=100 * i) for i in range(7)]
+    for one in requests:
+        made.add(one)
+    queue, now = list[Batch](), 0.0
+    for turn in range(60):
+        while (batch := made.next_batch()) is not None:
+            queue.append(batch)
+        batch, now = queue.pop(0), now + 1.0
+        made.take(batch.number, [7] * len(batch.draws), now)
+        if turn == 1:
+            made.remove(requests[0])
+            made.remove(requests[1])
+    drawn = [one.drawn for one in requests[2:]]
+    assert min(drawn) > 20
+    assert max(drawn) - min(drawn) <= 2
 
 
 @pytest.mark.parametrize(
@@ -154,7 +164,7 @@ def test_every_request_sends_each_token_once_and_in_order(
         if turn in losses:
             made.restart(under_way)
             caches, queue = {}, []
-        while (batch := made.next_batch(now)) is not None:
+        while (batch := made.next_batch()) is not None:
             assert len(batch.tokens) <= batch.rows <= chunk
             assert len(batch.draws) <= min(batch.rows, slots)
             queue.append(batch)

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -178,6 +178,7 @@ class Loopback:
         advertise: str | None = None,
         reliable: bool = True,
         region: str = "",
+        only: Literal["", "training", "serving"] = "",
         engine: str = "torch",
         devices: tuple[str, ...] = (),
         disk: float = 0.0,
@@ -201,6 +202,7 @@ class Loopback:
             any_path=any_path,
             reliable=reliable,
             region=region,
+            only=only,
         )
         member = join(self.ticket("join"), name=name, role="worker", key=self.key)
         worker = Worker(member, options, said.append, on_owner=on_owner, observer=observer)

@@ -177,6 +177,12 @@ class LiveRun:
         return self.planned.plan if self.planned is not None else self.last_plan
 
     @property
+    def serves(self) -> bool:
+        """Whether it serves a model; otherwise it trains one."""
+        bundle = self.submission.bundle
+        return bundle is not None and bundle.graph.serves
+
+    @property
     def first_source(self) -> str:
         """Where first states come from: ``weights`` (sent by the submitter), ``file`` or ``init``."""
         source = "file" if self.job.weights.source == "file" else "init"

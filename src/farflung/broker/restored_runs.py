@@ -121,6 +121,7 @@ class RestoredRuns:
             unreliable=unreliable_of(live.job, live.submission.topology),
             exclude=live.job.limits.exclude,
             engines=live.job.limits.engines,
+            serves=live.serves,
             stopping=journaled.stopping,
             submitter=journaled.submitter,
         )

@@ -199,6 +199,7 @@ class RunManager:
                 unreliable=unreliable_of(job, live.submission.topology),
                 exclude=job.limits.exclude,
                 engines=job.limits.engines,
+                serves=live.serves,
                 submitter=live.submission.submitter,
             )
         )

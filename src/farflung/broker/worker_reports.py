@@ -180,6 +180,7 @@ def _offer(message: Hello) -> Offer:
         reliable=item.reliable,
         isolation=item.isolation or "",
         region=item.region or "",
+        only=item.only or "",
         operators=None if isinstance(item.operators, UnsetType) else frozenset(item.operators),
         precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
         installed=item.installed or 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.checkpoint.adapters import Adapters, export_adapters
 from farflung.checkpoint.blob import Blob, FetchedBlob, FileBlob
-from farflung.checkpoint.export import export_file, export_transformers
+from farflung.checkpoint.export import export_file, export_folder
 from farflung.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, check_resume
 from farflung.checkpoint.model_export import export_model
 from farflung.checkpoint.model_files import MODEL_FILES, ModelFiles, bytes_tokenizer, find_model_files
@@ -37,8 +37,8 @@ __all__ = [
     "encode_shard",
     "export_adapters",
     "export_file",
+    "export_folder",
     "export_model",
-    "export_transformers",
     "find_model_files",
     "locate",
     "match_states",

@@ -1,4 +1,4 @@
-"""Export: one safetensors file, or a folder that ``from_pretrained`` of the ``transformers`` library loads."""
+"""Export: one safetensors file, or a folder that the library of the model loads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from farflung.graph.ir import TensorSpec
 #: (state, value) -> the value to write.
 Change = Callable[[str, Array], Array]
 
-__all__ = ["States", "export_file", "export_transformers"]
+__all__ = ["LIBRARIES", "States", "export_file", "export_folder"]
+
+#: Library -> the key of ``config.json`` that names the model, and the file of the weights.
+LIBRARIES = {
+    "transformers": ("model_type", "model.safetensors"),
+    "timm": ("architecture", "model.safetensors"),
+    "diffusers": ("_class_name", "diffusion_pytorch_model.safetensors"),
+}
 
 
 class States(Protocol):
@@ -79,7 +86,7 @@ def export_file(
     return tuple(specs)
 
 
-def export_transformers(
+def export_folder(
     reader: States,
     folder: str | Path,
     *,
@@ -88,27 +95,30 @@ def export_transformers(
     files: Mapping[str, bytes] | None = None,
     change: Change | None = None,
 ) -> Path:
-    """Write ``config.json`` and ``model.safetensors`` so that ``from_pretrained(folder)`` gives equal logits; returns the folder.
+    """Write ``config.json`` and the weights so that the model's library loads it with equal results; returns the folder.
 
-    ``config``: the model's configuration (JSON text or mapping) with ``model_type`` and ``architectures``. ``names``: states to
-    names of the ``transformers`` model; where it is given, states without a name are left out. Tied parameters are written
-    once, the configuration ties them again. ``files``: further files by name, e.g. ``tokenizer.json``. ``change``: as in
-    ``export_file``.
+    ``transformers`` and ``diffusers`` load it with ``from_pretrained(folder)``, ``timm`` with
+    ``create_model("local-dir:FOLDER", pretrained=True)``. ``config``: the model's configuration (JSON text or mapping) with the
+    key of ``LIBRARIES``. ``names``: states to names of the library's model; where it is given, states without a name are left
+    out. Tied parameters are written once, the configuration ties them again. ``files``: further files by name, e.g.
+    ``tokenizer.json``. ``change``: as in ``export_file``.
 
     Raises:
-        CheckpointError: ``config`` isn't the configuration of a transformers model, or the export fails.
+        CheckpointError: ``config`` isn't the configuration of a model of ``LIBRARIES``, or the export fails.
     """
     try:
         table = json.loads(config) if isinstance(config, str) else dict(config)
     except ValueError:
         table = None
-    if not isinstance(table, dict) or "model_type" not in table:
-        raise CheckpointError("config is not the configuration of a transformers model: it must be a JSON object with model_type")
+    weights = next((file for key, file in LIBRARIES.values() if key in table), None) if isinstance(table, dict) else None
+    if weights is None:
+        keys = " or ".join(key for key, _ in LIBRARIES.values())
+        raise CheckpointError(f"config is not the configuration of a model: it must be a JSON object with {keys}")
     place = Path(folder)
     for name, data in (files or {}).items():
         if Path(name).name != name:
             raise CheckpointError(f"the export's file {name!r} must be a plain file name")
         write_file(place / name, (data,))
-    export_file(reader, place / "model.safetensors", names=names, aliases=False, only=names, change=change)
+    export_file(reader, place / weights, names=names, aliases=False, only=names, change=change)
     write_file(place / "config.json", (json.dumps(table, indent=2, sort_keys=True).encode() + b"\n",))
     return place

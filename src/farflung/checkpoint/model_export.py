@@ -1,4 +1,4 @@
-"""A run as a folder for ``from_pretrained``, with what belongs beside the weights."""
+"""A run as a folder for the library of its model, with what belongs beside the weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from farflung.checkpoint.adapters import Adapters
-from farflung.checkpoint.export import export_transformers
+from farflung.checkpoint.export import LIBRARIES, export_folder
 from farflung.checkpoint.model_files import bytes_tokenizer
 from farflung.checkpoint.quantized_base import whole_states
 from farflung.checkpoint.reader import CheckpointReader
@@ -27,35 +27,36 @@ def export_model(reader: CheckpointReader, kept: Mapping[str, bytes], out: Path)
     ``kept``: the files of the model that the run keeps, by name.
 
     Raises:
-        InputError: the model is not one of the ``transformers`` library.
+        InputError: the model is not one of ``LIBRARIES``.
         CheckpointError: the export fails.
     """
     notes = reader.manifest.notes
-    if "transformers" not in notes:
+    library = next((name for name in LIBRARIES if name in notes), None)
+    if library is None:
         raise InputError(
-            "this run's model is not one of the transformers library (no configuration in the checkpoint): "
+            f"this run's model is not one of {', '.join(LIBRARIES)} (no configuration in the checkpoint): "
             "export to one safetensors file instead"
         )
-    files, remark = _files(reader, kept)
+    files, remark = _files(reader, kept) if library == "transformers" else (dict(kept), "")
     prefix = notes.get("prefix", "")
     found = Adapters.of(reader)
     whole = whole_states(reader)
     states = whole.states
     if found is None:
         names = {state: state.removeprefix(prefix) for state in states}
-        export_transformers(whole, out, config=notes["transformers"], names=names, files=files)
+        export_folder(whole, out, config=notes[library], names=names, files=files)
     else:
         merging = found
         names = {state: merging.plain_name(state).removeprefix(prefix) for state in states if not merging.is_adapter(state)}
-        export_transformers(
+        export_folder(
             whole,
             out,
-            config=notes["transformers"],
+            config=notes[library],
             names=names,
             files=files,
             change=lambda state, value: merging.merge(reader, state, value),
         )
-    written = ", ".join(sorted(["config.json", "model.safetensors", *files]))
+    written = ", ".join(sorted(["config.json", LIBRARIES[library][1], *files]))
     return [f"{out}: step {reader.manifest.step} ({written})", *([remark] if remark else [])]
 
 

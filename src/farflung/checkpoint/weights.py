@@ -14,7 +14,7 @@ from farflung.checkpoint.remote_files import RemoteFolder
 from farflung.checkpoint.safetensors import Array, SafetensorsIndex, TensorEntry, dtype_of
 from farflung.errors import CheckpointError
 from farflung.graph.ir import State, StateKind
-from farflung.graph.weight_expressions import Expression, evaluate, shape_of
+from farflung.graph.weight_expressions import INITIAL, Expression, evaluate, shape_of
 from farflung.object_store import is_remote
 
 __all__ = ["Match", "Weights", "match_states"]
@@ -145,8 +145,8 @@ def match_states(
     """Find the tensor for each parameter and persistent buffer, by name, by the further names of tied parameters, under one
     wrapper prefix more or less, or without the ``base_layer`` that adapters insert.
 
-    ``sources`` says for some states what they are made of. ``only``: compare the shapes of these states, so that no file of
-    another state is opened.
+    ``sources`` says for some states what they are made of, or that they begin with initial values. ``only``: compare the shapes
+    of these states, so that no file of another state is opened.
 
     Raises:
         CheckpointError: a shape differs; or (``strict``) a state has no tensor and is no adapter beside a ``base_layer``.
@@ -159,7 +159,7 @@ def match_states(
     used: set[str] = set()
     for state in wanted:
         source = known[state.name] if state.name in known else _find(state, best, tensors)
-        if source is None or (isinstance(source, str) and source in used):  # a tensor serves one state
+        if source is None or source == INITIAL or (isinstance(source, str) and source in used):  # a tensor serves one state
             continue
         if isinstance(source, str):
             used.add(source)
@@ -169,6 +169,7 @@ def match_states(
     missing = tuple(state.name for state in wanted if state.name not in found)
     adapted = tuple(state.name.partition(_WRAPPED)[0] + "." for state in wanted if _WRAPPED in state.name)
     needed = [name for name in missing if not name.startswith(adapted) or any(part in name for part in _FROM_FILES)]
+    needed = [name for name in needed if known.get(name) != INITIAL]
     if strict and needed:
         raise CheckpointError(
             f"the weight files lack {len(needed)} of {len(wanted)} states, e.g. {needed[0]!r} (they have e.g. "

@@ -19,13 +19,16 @@ from numpy.typing import NDArray
 from farflung.errors import CheckpointError, InputError
 from farflung.graph.quantized_weights import PARTS, part_shape, quantized_part
 
-__all__ = ["Expression", "evaluate", "expressions_from_json", "expressions_to_json", "shape_of"]
+__all__ = ["INITIAL", "Expression", "evaluate", "expressions_from_json", "expressions_to_json", "shape_of"]
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 #: A tensor's name, or ``[operation, ...]``.
 Expression = str | list[Any]
+
+#: Stands for the state's initial values: nothing of the files belongs to it.
+INITIAL: Expression = ["initial"]
 
 #: Operation -> how many numbers (or lists of numbers) follow its name.
 _NUMBERS = {"stack": 1, "cat": 1, "slice": 3, "transpose": 2, "permute": 1, "reshape": 1, "norm": 0, **dict.fromkeys(PARTS, 0)}
@@ -44,7 +47,7 @@ def expressions_from_json(text: str) -> dict[str, Expression]:
     """
     try:
         found = json.loads(text) if text else {}
-        if isinstance(found, dict) and all(_well_formed(item) for item in found.values()):
+        if isinstance(found, dict) and all(item == INITIAL or _well_formed(item) for item in found.values()):
             return found
     except (ValueError, RecursionError):
         pass

@@ -143,6 +143,8 @@ class JoinOptions(Section):
     bandwidth: _Rate | None = None
     #: Where the machines are, for planners and pages.
     region: str | None = None
+    #: Take part only in runs of this kind.
+    only: Literal["training", "serving"] | None = None
     #: Accept no connections from other workers.
     no_listen: bool = False
     #: The workers may leave at any time.

@@ -101,6 +101,7 @@ class OfferItem(Item):
     the worker's engine supports. ``probe``: what it computes of a small graph (``engines.probe``). ``installed``: bytes of the
     memory that all workers of the machine share. ``ranks``: of a site, over which ``memory`` and ``speed`` are sums.
     ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second.
+    ``only``: the kind of run that the worker's owner allows, if not both.
     """
 
     memory: Capacity
@@ -125,6 +126,7 @@ class OfferItem(Item):
     ranks: Annotated[int, Meta(ge=2, le=64)] | UnsetType = UNSET
     offload: Amount | UnsetType = UNSET
     offload_rate: Positive | UnsetType = UNSET
+    only: Literal["training", "serving"] | UnsetType = UNSET
 
 
 class RetainedStateItem(Item):

@@ -59,13 +59,14 @@ class ClusterState:
             self.release(run, name)
 
     def may_take(self, name: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
-        """Return whether ``member`` is free for the run ``name``: it is ready, and no restored run waits for it.
+        """Return whether ``member`` is free for the run ``name``: it is ready, its owner allows the run, and no restored run
+        waits for it.
 
         A restored run has the first right to the members that it expects by name, and to all members if it expects none.
         ``restored``: what ``restored`` returned, for callers that ask often.
         """
         run = self.runs[name]
-        if self.standing.quarantined(member.name) or run.late.get(member.name, 0) >= _LATE:
+        if self.standing.quarantined(member.name) or run.late.get(member.name, 0) >= _LATE or not run.allowed_by(member):
             return False
         if not member.ready or member.name in run.expected_names:
             return member.ready

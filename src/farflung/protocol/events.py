@@ -76,6 +76,7 @@ class Offer:
     what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
     machine share (0: unknown). ``ranks``: devices of a site, which compute different micro-batches at the same time (1: no site).
     ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second (0: none).
+    ``only``: ``training`` or ``serving``, if its owner allows nothing else (empty: both).
     """
 
     memory: float
@@ -98,6 +99,7 @@ class Offer:
     ranks: int = 1
     offload: float = 0.0
     offload_rate: float = 0.0
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +170,7 @@ class _AddedRun:
     """``recoveries``: the run survives this many consecutive losses without a new step (0: the first loss ends it).
 
     ``helped``: its plans are for reliable workers, and unreliable ones help these; ``unreliable``: workers that its topology
-    marks as such. ``exclude``, ``engines``: the limits of its job, which hold for helpers, too.
+    marks as such. ``exclude``, ``engines``: the limits of its job, which hold for helpers, too. ``serves``: it serves a model.
     """
 
     run: str
@@ -178,6 +180,7 @@ class _AddedRun:
     unreliable: frozenset[str] = frozenset()
     exclude: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
+    serves: bool = False
     submitter: str = ""
 
 

@@ -123,6 +123,7 @@ class RunQueue:
             unreliable=event.unreliable,
             exclude=event.exclude,
             engines=event.engines,
+            serves=event.serves,
             submitter=event.submitter,
         )
         return run

@@ -91,6 +91,8 @@ class Run:
     #: The limits of its job: who gets no work, and which engines do (empty: all).
     exclude: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
+    #: Whether it serves a model; otherwise it trains one.
+    serves: bool = False
     helpers: set[str] = field(default_factory=set)
     #: helper -> how often it failed in this attempt
     failed_helpers: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,10 @@ class Run:
     def plans_for(self, member: Member) -> bool:
         """Return whether ``member`` may have a stage; otherwise it may help."""
         return not self.helped or (member.offer.reliable and member.name not in self.unreliable)
+
+    def allowed_by(self, member: Member) -> bool:
+        """Return whether the owner of ``member`` allows this kind of run."""
+        return member.offer.only in ("", "serving" if self.serves else "training")
 
     def bars(self, member: Member) -> bool:
         """Return whether the limits of its job leave ``member`` out."""

@@ -8,6 +8,7 @@
 - ``openai``: the bodies of requests, checked.
 - ``generation``: ``Generation``: one continuation of a prompt, with its text, stops and cause of the end.
 - ``scheduler``: ``Scheduler``: which tokens of which requests go into the next batch; a pure state machine.
+- ``batch_groups``: into how many batches the requests are divided.
 - ``service``: ``Service``: the run at the broker, batches to the workers, tokens back; survives the loss of a worker.
 - ``answers``: the bodies of answers.
 """

@@ -3,8 +3,7 @@
 A request has a slot of the key-value caches. Its tokens are sent in order: the prompt in chunks, then each drawn token. A batch
 takes one token of every request that has just drawn one, and fills the rest of its row with chunks of prompts. So a long prompt
 delays other requests by one chunk at a time. Several batches are under way at once, because a stage that waits for its next batch
-would stand idle. If batches wait for each other in the stages, two of them become one. After the loss of a worker, ``restart``
-sends all prefixes again.
+would stand idle. How many is measured (``batch_groups``). After the loss of a worker, ``restart`` sends all prefixes again.
 
 The policy is that of Sarathi-Serve (Agrawal et al., 2024) without its time budget: https://arxiv.org/abs/2403.02310.
 """
@@ -14,12 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+
+from farflung.serving.batch_groups import BatchGroups
 
 __all__ = ["Batch", "Draws", "Scheduler", "Settings", "TokenSequence"]
-
-#: A batch waits for others in the stages if it is under way for so many times as long as the fastest one.
-_SLOW = 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +44,8 @@ class TokenSequence:
     sent: int = 0
     #: Whether a token is being drawn.
     drawing: bool = False
+    #: When the last token was drawn, if no prompt was in its batch (seconds).
+    drew: float | None = None
 
     @property
     def drawn(self) -> int:
@@ -104,11 +103,9 @@ class Scheduler:
         #: Those with a slot, in the order in which they got it.
         self._active: list[TokenSequence] = []
         self._free = list(range(settings.slots))
-        #: By number: a batch, and when it was made.
-        self._under_way: dict[int, tuple[Batch, float]] = {}
-        #: The shortest time of a batch without prompts, and whether nothing is sent until one more batch is back.
-        self._shortest, self._holds = inf, False
+        self._under_way: dict[int, Batch] = {}
         self._next, self._most = 0, 1
+        self._groups = BatchGroups(1)
 
     @property
     def waiting(self) -> int:
@@ -142,25 +139,27 @@ class Scheduler:
 
         ``under_way``: how many batches may be under way at the same time from now on.
         """
-        self._most = under_way
+        self._most, self._groups = under_way, BatchGroups(under_way)
         self._under_way.clear()
-        self._next, self._shortest, self._holds = 0, inf, False
+        self._next = 0
         for sequence in self._active:
-            sequence.sent, sequence.drawing = 0, False
+            sequence.sent, sequence.drawing, sequence.drew = 0, False, None
 
-    def next_batch(self, now: float = 0.0) -> Batch | None:
-        """Return the next batch (``None``: as many as allowed are under way, or no request has a token to send).
-
-        ``now``: seconds of a clock, also in ``take``.
-        """
+    def next_batch(self) -> Batch | None:
+        """Return the next batch (``None``: as many as allowed are under way, or no request has a token to send)."""
         settings = self._settings
-        if len(self._under_way) >= self._most or self._holds:
-            return None
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
             sequence.slot = self._free.pop(0)
             self._active.append(sequence)
         ready = [one for one in self._active if not one.drawing]
+        prompts = any(len(one.tokens) - one.sent > 1 for one in ready)
+        groups = self._most if prompts else self._groups.number(len(self._active))
+        if len(self._under_way) >= groups:
+            return None
+        if not prompts:
+            # those that have waited longest first, so that nobody is left behind when groups change
+            ready = sorted(ready, key=lambda one: one.drew or 0.0)[: -(-len(self._active) // groups)]
         row, most = _Row(), settings.sizes[-1]
         for sequence in sorted(ready, key=lambda one: len(one.tokens) - one.sent > 1):  # stable: next tokens before prompts
             if len(row.tokens) < most:
@@ -176,34 +175,29 @@ class Scheduler:
             draws=tuple(row.draws),
         )
         self._next += 1
-        self._under_way[batch.number] = batch, now
+        self._under_way[batch.number] = batch
         return batch
 
     def take(self, number: int, tokens: Sequence[int], now: float = 0.0) -> list[tuple[TokenSequence, int]]:
         """Batch ``number`` has drawn ``tokens``: return the requests that go on, each with the index of its token.
 
+        ``now``: seconds of a clock.
+
         Raises:
             ValueError: no such batch is under way, or it has other draws.
         """
-        batch, made = self._under_way.get(number, (None, 0.0))
+        batch = self._under_way.get(number)
         if batch is None or len(tokens) != len(batch.draws):
             raise ValueError(f"{len(tokens)} tokens for batch {number}, which is not under way with as many draws")
         del self._under_way[number]
-        self._holds = self._waits(batch, now - made)
+        alone = len(batch.draws) == len(batch.tokens)  # chunks of prompts take longer
         found = []
         for index, ((_, sequence), token) in enumerate(zip(batch.draws, tokens, strict=True)):
             if sequence in self._active:
                 sequence.drawing = False
                 sequence.tokens.append(token)
+                if alone and sequence.drew is not None:
+                    self._groups.drew(len(self._active), now - sequence.drew)
+                sequence.drew = now if alone else None
                 found.append((sequence, index))
         return found
-
-    def _waits(self, batch: Batch, seconds: float) -> bool:
-        """Whether the requests of ``batch``, which is back after ``seconds``, wait for those of the next batch that comes back.
-
-        Batches that wait for each other in the stages would do so for ever. So two merge if there are more batches than stages.
-        """
-        if len(batch.draws) < len(batch.tokens):
-            return False  # chunks of prompts take longer anyway
-        self._shortest = min(self._shortest, seconds)
-        return seconds > _SLOW * self._shortest and len(self._under_way) >= max(self._most - 1, 1)

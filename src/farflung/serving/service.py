@@ -106,6 +106,12 @@ class Service:
         return self._attempt is not None
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """The workers that serve now."""
+        attempt = self._attempt
+        return () if attempt is None else tuple(attempt.devices)
+
+    @property
     def vocabulary(self) -> int:
         """How many tokens the model knows."""
         graph = self._bundle.graph
@@ -235,7 +241,7 @@ class Service:
     def _has_batch(self) -> bool:
         """Make the next batch (under the lock)."""
         if self._attempt is not None and self._made is None:
-            self._made = self._scheduler.next_batch(monotonic())
+            self._made = self._scheduler.next_batch()
         return self._attempt is not None and self._made is not None
 
     def _receive(self, peer: str, frame: Frame) -> None:

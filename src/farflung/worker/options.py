@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 __all__ = ["WorkerOptions"]
 
@@ -24,6 +25,7 @@ class WorkerOptions:
     ``any_path`` lets them read whatever this process may read. ``isolation``: as ``engines.isolation.open_engine``.
     ``region``: where the machine is, for planners and people (empty: unknown). ``disk``: bytes in
     ``disk_folder`` for optimizer states of models that do not fit into memory (0: none).
+    ``only``: ``training`` or ``serving``, the only runs that its owner allows (empty: both).
     """
 
     engine: str = "auto"
@@ -41,3 +43,4 @@ class WorkerOptions:
     region: str = ""
     disk: float = 0.0
     disk_folder: Path = field(default_factory=Path.cwd)
+    only: Literal["", "training", "serving"] = ""

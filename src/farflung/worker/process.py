@@ -247,6 +247,7 @@ class Worker:
             relay=relay,
             reliable=options.reliable,
             region=options.region or UNSET,
+            only=options.only or UNSET,
             disk=UNSET if free is None else free,
         )
         holds: RetainedRun | UnsetType = UNSET

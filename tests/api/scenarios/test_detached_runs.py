@@ -73,7 +73,7 @@ def test_another_process_waits_and_exports(two: Loopback, home: Path) -> None:
         assert lines == [f"{home / 'weights.safetensors'}: {len(run.state_dict())} tensors of step 3"]
         with pytest.raises(InputError, match=r"weights\.safetensors exists already: choose another path, or remove it$"):
             run.export(home / "weights.safetensors")
-        with pytest.raises(InputError, match=r"^this run's model is not one of the transformers library"):
+        with pytest.raises(InputError, match=r"^this run's model is not one of transformers, timm, diffusers"):
             later.export(name, home / "folder")
 
 

@@ -47,6 +47,12 @@ def test_a_folder_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found == f"farflung: --data {tmp_path} can't be read: Permission denied; check the rights of this user"
 
 
+def test_a_worker_is_for_training_or_for_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, tmp_path, "--only", "mining") == (
+        "farflung: --only takes training or serving, not 'mining': leave it out to take part in both"
+    )
+
+
 @pytest.mark.parametrize("region", ["x" * 101, "a\nb"])
 def test_a_region_that_no_page_could_show(tmp_path: Path, capsys: pytest.CaptureFixture[str], region: str) -> None:
     assert refused(capsys, tmp_path, "--region", region) == (

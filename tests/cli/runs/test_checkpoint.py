@@ -146,21 +146,21 @@ def test_export_to_one_file(broker: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_export_needs_what_it_needs(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--transformers"], capsys)
+    code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--pretrained"], capsys)
     assert code == 2
-    assert "is not one of the transformers library" in err
+    assert "is not one of transformers, timm, diffusers" in err
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--adapters"], capsys)
     assert code == 2
     assert "has no adapters" in err
     code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--step", "3"], capsys)
     assert code == 11
     assert "no whole checkpoint of step 3: there are 2, 4" in err
-    code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--adapters", "--transformers"], capsys)
+    code, _, err = run(["checkpoint", "export", "run-1", tmp_path / "x", "--adapters", "--pretrained"], capsys)
     assert code == 2
     assert "choose one" in err
 
 
-@pytest.mark.parametrize("more", [(), ("--transformers",), ("--adapters",)])
+@pytest.mark.parametrize("more", [(), ("--pretrained",), ("--adapters",)])
 def test_an_export_makes_no_folder_above_its_target(
     broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
@@ -172,7 +172,7 @@ def test_an_export_makes_no_folder_above_its_target(
 
 def test_adapters_merged_and_alone(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(broker / "runs/run-2/checkpoints", ADAPTED, LORA)
-    assert run(["checkpoint", "export", "run-2", tmp_path / "whole", "--transformers"], capsys)[0] == 0
+    assert run(["checkpoint", "export", "run-2", tmp_path / "whole", "--pretrained"], capsys)[0] == 0
     merged = safetensors.numpy.load_file(tmp_path / "whole/model.safetensors")
     assert merged["h.0.weight"].tolist() == [[2.0, 5.0, 8.0], [23.0, 44.0, 65.0]]
     assert set(merged) == {"h.0.weight", "head.weight"}
@@ -188,7 +188,7 @@ def test_adapters_that_can_not_be_merged(broker: Path, tmp_path: Path, capsys: p
     assert code == 11
     assert "lora_embedding_A' can't be merged" in err
     write(broker / "runs/run-3/checkpoints", ADAPTED, {**LORA, "lora": "{}"})
-    code, _, err = run(["checkpoint", "export", "run-3", tmp_path / "whole", "--transformers"], capsys)
+    code, _, err = run(["checkpoint", "export", "run-3", tmp_path / "whole", "--pretrained"], capsys)
     assert code == 11
     assert "note on its adapters is malformed" in err
 
@@ -196,7 +196,7 @@ def test_adapters_that_can_not_be_merged(broker: Path, tmp_path: Path, capsys: p
 def test_an_export_does_not_write_over_what_is_there(broker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model.safetensors"
     out.write_text("mine")
-    for place, more in ((out, ()), (broker, ("--transformers",))):
+    for place, more in ((out, ()), (broker, ("--pretrained",))):
         code, _, err = run(["checkpoint", "export", "run-1", place, *more], capsys)
         assert code == 2
         assert err == f"farflung: {place} exists already: choose another path, or pass --force to overwrite it\n"

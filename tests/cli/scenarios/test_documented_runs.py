@@ -77,6 +77,8 @@ ELSEWHERE = {
     "farflung broker --metrics 127.0.0.1:9464": "integrations/scenarios/test_prometheus.py",
     "farflung join TICKET --metrics 127.0.0.1:9465": "integrations/scenarios/test_prometheus.py",
     "farflung join TICKET": "cli/scenarios/test_cli_processes.py",
+    'farflung join farflung1-... --name attic-1 --only training --memory "10 GB"': "serving/scenarios/test_shared_machines.py",
+    'farflung join farflung1-... --name attic-2 --only serving --memory "4 GB"': "serving/scenarios/test_shared_machines.py",
     "farflung join TICKET --isolation required": "engines/test_isolation.py",
     "farflung join TICKET --isolation off": "engines/test_isolation.py",
     "farflung join TICKET --engine jax": "end_to_end/training/test_jax_workers.py",
@@ -115,7 +117,7 @@ ELSEWHERE = {
     ),
     "farflung join farflung1-... --name attic-pc --data /data --service": "cli/cluster/test_owner.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick": "cli/trial/test_demo.py",
-    "farflung checkpoint export RUN out --transformers": "end_to_end/training/test_transformers_jobs.py",
+    "farflung checkpoint export RUN out --pretrained": "end_to_end/training/test_transformers_jobs.py",
     "farflung checkpoint export RUN out --adapters": "end_to_end/training/test_transformers_jobs.py",
     "farflung checkpoint export RUN out.safetensors": "cli/runs/test_checkpoint.py",
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/runs/test_checkpoint.py",
@@ -177,6 +179,7 @@ def test_every_command_is_run_somewhere() -> None:
             '"serve"',
             "--install-completion",
             '"--resume"',
+            'only="serving"',
             '"variants=dense,topk-10", f"plot=',
         )
         assert any(word in text for word in known), name

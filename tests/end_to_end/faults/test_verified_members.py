@@ -89,6 +89,20 @@ def wide_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("wide_windows")
+def test_units_of_float16_are_verified_with_the_scale_of_their_step(place: Path) -> None:
+    """The scale changes in many steps, and a unit is computed again some steps later."""
+    with Loopback(place, 4, folder="scaled") as cluster:
+        scale = {"initial": 2.0**24, "every": 2}
+        found = verified(cluster, precision="fp16", loss_scale=scale)
+        assert standings(cluster) == {}, "everything was verified, and nobody is named"
+        with forging("b", 15):
+            forged = verified(cluster, precision="fp16", loss_scale=scale)
+        assert list(standings(cluster)) == ["b"]
+    assert 0 < sum(record.skipped for record in found.steps) < STEPS
+    assert same(found.tensors(STEPS), forged.tensors(STEPS)) == []
+
+
+@pytest.mark.usefixtures("wide_windows")
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_forger_is_named_and_the_weights_are_those_of_an_honest_run(place: Path, index: int) -> None:
     liar = "abc"[index]

@@ -78,7 +78,7 @@ def test_adapters_equal_a_plain_loop(tmp_path: Path, kind: str) -> None:
     assert trained
     assert all(".lora_" in name for name in trained)
 
-    merged = LlamaForCausalLM.from_pretrained(export(finished, tmp_path / "whole", "--transformers"))
+    merged = LlamaForCausalLM.from_pretrained(export(finished, tmp_path / "whole", "--pretrained"))
     assert not torch.allclose(logits(merged), logits(before), atol=1e-4)
     torch.testing.assert_close(logits(merged), logits(module), atol=1e-5, rtol=1e-4)
     alone = export(finished, tmp_path / "alone", "--adapters")
@@ -100,7 +100,7 @@ def test_layers_that_store_the_transposed_weight(tmp_path: Path) -> None:
     assert finished.result.status == "finished", finished.result.cause
     module, truth = plainly(job, tmp_path, first_values(job, tmp_path / "model"))
     assert same(truth.states, states_of(finished)) == []
-    merged = GPT2LMHeadModel.from_pretrained(export(finished, tmp_path / "whole", "--transformers"))
+    merged = GPT2LMHeadModel.from_pretrained(export(finished, tmp_path / "whole", "--pretrained"))
     torch.testing.assert_close(logits(merged), logits(module), atol=1e-5, rtol=1e-4)
 
 

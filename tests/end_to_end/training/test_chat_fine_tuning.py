@@ -74,7 +74,7 @@ def test_a_job_of_twenty_lines(tmp_path: Path) -> None:
     assert far == near  # the target is 1 %: it is the same
     assert len(far) == 8
     with pytest.raises(SystemExit) as over:
-        main(["checkpoint", "export", str(folder), str(tmp_path / "out"), "--transformers"])
+        main(["checkpoint", "export", str(folder), str(tmp_path / "out"), "--pretrained"])
     assert not over.value.code
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)

@@ -51,6 +51,15 @@ def test_helpers_change_no_bit(home: Path, scene: Scene) -> None:
     assert all(entries[name].busy_seconds > 0 for name in "uv")
 
 
+def test_helpers_compute_with_the_loss_scale(home: Path, scene: Scene) -> None:
+    scaled = {"steps": 10, "precision": "fp16", "loss_scale": {"initial": 2.0**24, "every": 2}}
+    job = text_job(micro_batch_sizes=[2, 1, 2, 1], plan={"helpers": True}, **scaled)
+    found, _ = helped(home, job)
+    check(home, found, job)
+    assert {device for _, device in scene.seen} == {"u", "v"}, "both have helped"
+    assert 0 < sum(record.skipped for record in found.steps) < 10
+
+
 @pytest.mark.parametrize("point", ["helper.before_forward", "helper.before_answer", "helper.before_backward"])
 def test_a_helper_that_fails_costs_its_slices_only(home: Path, scene: Scene, point: str) -> None:
     failed: list[str] = []

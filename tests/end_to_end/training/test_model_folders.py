@@ -33,7 +33,7 @@ def folder_job(kind: str, home: Path, **changes: Any) -> JobSpec:
 
 def export(finished: Finished, out: Path) -> Path:
     with pytest.raises(SystemExit) as over:
-        main(["checkpoint", "export", str(finished.folder), str(out), "--transformers"])
+        main(["checkpoint", "export", str(finished.folder), str(out), "--pretrained"])
     assert not over.value.code
     return out
 

@@ -89,7 +89,7 @@ def test_export_loads_with_equal_logits(cluster: Loopback, kind: str) -> None:
     assert finished.result.status == "finished", finished.result.cause
     module, truth = plainly(job, cluster.home)
     assert same(truth.states, states_of(finished)) == []
-    folder = export(finished, cluster.home / "out", "--transformers")
+    folder = export(finished, cluster.home / "out", "--pretrained")
     loaded, notes = getattr(transformers, KINDS[kind][1]).from_pretrained(folder, output_loading_info=True)
     assert not notes["missing_keys"]
     assert not notes["unexpected_keys"]
@@ -106,7 +106,7 @@ def test_an_export_brings_tokenizer_and_generation_settings(cluster: Loopback) -
     data = {"glob": "part0.txt", "tokenizer": "pretrained/tokenizer.json"}
     finished = cluster.run(text_job(steps=2, model={"recipe": "gpt2", "args": args}, data=data))
     assert finished.result.status == "finished", finished.result.cause
-    folder = export(finished, cluster.home / "out", "--transformers")
+    folder = export(finished, cluster.home / "out", "--pretrained")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     asked = tokenizer("word7 word8", return_tensors="pt")
     assert asked["input_ids"].tolist() == [[7, 8]]
@@ -193,7 +193,7 @@ def test_adapters_merged_and_alone_give_the_same_model(cluster: Loopback) -> Non
     alone = PeftModel.from_pretrained(
         GPT2LMHeadModel.from_pretrained(folder), export(finished, cluster.home / "alone", "--adapters")
     )
-    merged = GPT2LMHeadModel.from_pretrained(export(finished, cluster.home / "whole", "--transformers"))
+    merged = GPT2LMHeadModel.from_pretrained(export(finished, cluster.home / "whole", "--pretrained"))
     before = logits(GPT2LMHeadModel.from_pretrained(folder))
     assert not torch.allclose(logits(alone), before, atol=1e-4)
     torch.testing.assert_close(logits(merged), logits(alone), atol=2e-6, rtol=1e-5)

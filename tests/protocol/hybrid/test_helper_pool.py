@@ -33,8 +33,8 @@ from farflung.protocol.events import (
 )
 
 
-def join(machine: BrokerMachine, name: str, *, reliable: bool = True) -> list[Command]:
-    offer = Offer(memory=1e9, speed=1e9, reliable=reliable)
+def join(machine: BrokerMachine, name: str, *, reliable: bool = True, only: str = "") -> list[Command]:
+    offer = Offer(memory=1e9, speed=1e9, reliable=reliable, only=only)
     return machine.handle(MemberJoined(name=name, address="x:1", offer=offer))
 
 
@@ -82,6 +82,15 @@ def test_the_limits_of_the_job_hold_for_helpers():
     machine.handle(PlanMade(run="r", attempt=1, devices=("a",)))
     told = machine.handle(RunPrepared(run="r", name="a", attempt=1))
     assert [command.name for command in told if isinstance(command, AskHelper)] == ["v", "w"]
+    assert [member.name for member in machine.may_help("r")] == ["v", "w"]
+
+
+def test_the_owner_of_a_helper_decides_what_it_helps():
+    machine = BrokerMachine()
+    for name, only in (("u", "serving"), ("v", "training"), ("w", "")):
+        join(machine, name, reliable=False, only=only)
+    machine.handle(RunSubmitted(run="r", workers=None, helped=True))
+    join(machine, "a")
     assert [member.name for member in machine.may_help("r")] == ["v", "w"]
 
 

@@ -78,8 +78,12 @@ def test_numbers_that_no_scale_helps_end_the_run() -> None:
             r"loss_scale.initial = 1000 is no power of 2, so gradients would be rounded: set e.g. 2 or 0.5",
         ),
         (
-            {"precision": "fp16", "plan": {"helpers": True}},
-            r"precision = 'fp16' with plan.helpers = true: a step has one loss scale for all workers; remove it, or set",
+            {"precision": "fp16", "sync": {"strategy": "local_sgd"}, "plan": {"replicas": 2}},
+            r"precision = 'fp16' with sync.strategy = 'local_sgd': replicas that train alone can't leave out a step in",
+        ),
+        (
+            {"precision": "fp16", "plan": {"helpers": True}, "optimizer": {"delayed": True}},
+            r"precision = 'fp16' with optimizer.delayed = true: after a step that overflows, no update is left to be",
         ),
         (
             {"precision": "fp16", "codec": {"name": "int4", "memory": "both"}},

@@ -170,11 +170,11 @@ class Cluster:
     def export(self, run: str, path: str | Path) -> list[str]:
         """Write the weights of a run that is over, and return lines that describe what was written.
 
-        ``path``: a file that ends with ``.safetensors``, or a folder for ``from_pretrained`` if the model is one of
-        ``transformers``, with its tokenizer.
+        ``path``: a file that ends with ``.safetensors``, or a folder for the model's library (``transformers``, ``timm`` or
+        ``diffusers``), with its tokenizer.
 
         Raises:
-            InputError: the run still trains, has no checkpoint, or is no model of ``transformers``; or ``path`` exists.
+            InputError: the run still trains, has no checkpoint, or is no model of these libraries; or ``path`` exists.
         """
         place = Path(path)
         check_path(place)

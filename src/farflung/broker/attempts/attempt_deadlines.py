@@ -138,7 +138,7 @@ class AttemptDeadlines:
             seconds = settings.prepare + settings.times * predicted.moving
             fetched = sum(live.workers.fetched.get(name, 0) for name in run.devices)
             return Phase(run=run.run, progress=(run.attempts, len(run.prepared), fetched), seconds=seconds)
-        if run.state is RunState.RUNNING and _serves(live):
+        if run.state is RunState.RUNNING and live.serves:
             return None  # it makes no steps, and may wait for requests for any time
         if run.state is RunState.RUNNING and live.progress is not None:
             seconds = settings.step + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
@@ -171,11 +171,6 @@ class AttemptDeadlines:
         """Return the phase in which the shares of a checkpoint come."""
         seconds = self.settings.checkpoint + self.settings.times * _predicted(live).moving
         return Phase(run=run.run, progress=(run.attempts, _open_share(live), live.store.arrived), seconds=seconds)
-
-
-def _serves(live: LiveRun) -> bool:
-    bundle = live.submission.bundle
-    return bundle is not None and bundle.graph.serves
 
 
 def _open_share(live: LiveRun) -> tuple[int, frozenset[str]] | None:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -80,6 +80,7 @@ def join(
             "--unreliable", help="This machine may leave at any time: jobs with plan.helpers give it no stage, it only helps."
         ),
     ] = False,
+    only: Annotated[str | None, typer.Option(help="Take part only in runs of this kind: training or serving.")] = None,
     no_relay: Annotated[bool, typer.Option("--no-relay", help="Do not relay traffic between other workers.")] = False,
     isolation: Annotated[
         str,
@@ -116,6 +117,7 @@ def join(
         reliable=not unreliable,
         isolation=_known_isolation(isolation),
         region=_checked_region(region),
+        only=_kind_of_run(only),
     )
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
@@ -226,6 +228,15 @@ def _known_isolation(isolation: str) -> str:
     return isolation
 
 
+def _kind_of_run(only: str | None) -> Literal["", "training", "serving"]:
+    match only:
+        case None:
+            return ""
+        case "training" | "serving":
+            return only
+    raise InputError(f"--only takes training or serving, not {only!r:.40}: leave it out to take part in both")
+
+
 def _checked_region(region: str) -> str:
     if len(region) > _LONGEST_REGION or not region.isprintable():
         raise InputError(
@@ -249,6 +260,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
         words += [] if value is None else [option, value]
     words += ["--any-path"] if options.any_path else []
     words += ["--region", options.region] if options.region else []
+    words += ["--only", options.only] if options.only else []
     words += [] if options.relay else ["--no-relay"]
     words += [] if options.reliable else ["--unreliable"]
     words += [] if options.isolation == "auto" else ["--isolation", options.isolation]

@@ -177,17 +177,24 @@ def pull(
 @checkpoints.command()
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(help="Output file (safetensors); a folder with --transformers or --adapters.")],
-    transformers: Annotated[bool, typer.Option(help="Write a folder for from_pretrained (adapters are merged).")] = False,
+    out: Annotated[Path, typer.Argument(help="Output file (safetensors); a folder with --pretrained or --adapters.")],
+    pretrained: Annotated[
+        bool,
+        typer.Option(
+            "--pretrained",
+            "--transformers",
+            help="Write a folder that transformers, timm or diffusers loads (adapters are merged).",
+        ),
+    ] = False,
     adapters: Annotated[bool, typer.Option(help="Write only the LoRA adapters, a folder for peft.")] = False,
     step: StepOption = None,
     folder: HomeOption = None,
     as_json: JsonOption = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Export weights to one safetensors file, or to a folder for the transformers library."""
-    if transformers and adapters:
-        raise InputError("--transformers merges the adapters, --adapters writes only them: choose one option")
+    """Export weights to one safetensors file, or to a folder that the model's library loads."""
+    if pretrained and adapters:
+        raise InputError("--pretrained merges the adapters, --adapters writes only them: choose one option")
     taken = any(out.iterdir()) if out.is_dir() else out.exists()
     if taken and not force:
         raise InputError(f"{out} exists already: choose another path, or pass --force to overwrite it")
@@ -197,15 +204,15 @@ def export(
     reader = CheckpointReader.from_folder(store.folder, chosen)
     with Activity() as activity:
         activity.phase("writing the weights", silent=True)
-        lines = _exported(reader, store.folder.parent, out, adapters=adapters, transformers=transformers)
+        lines = _exported(reader, store.folder.parent, out, adapters=adapters, pretrained=pretrained)
     answer("\n".join(lines), {"step": reader.manifest.step, "out": str(out), "lines": lines}, as_json=as_json)
 
 
-def _exported(reader: CheckpointReader, run_folder: Path, out: Path, *, adapters: bool, transformers: bool) -> list[str]:
+def _exported(reader: CheckpointReader, run_folder: Path, out: Path, *, adapters: bool, pretrained: bool) -> list[str]:
     """Write the export, and return the lines that describe it."""
     if adapters:
         return [str(export_adapters(reader, out))]
-    if transformers:
+    if pretrained:
         return export_model(reader, ModelFiles(run_folder).read(), out)
     written = export_file(reader, out)
     return [f"{out}: {counted(len(written), 'tensor')} of step {reader.manifest.step}"]

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.exporting import PATCHES
+from farflung.frontends.torch.known_values import KnownValues
 from farflung.frontends.torch.twins import as_state, with_twins
 
 __all__ = ["Made", "Note", "Recorder", "Recording", "record", "record_initializers", "recordable_torch"]
@@ -72,12 +73,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self._made: dict[Geometry, Made] = {}
         self._alive: list[torch.UntypedStorage] = []
+        self._values = KnownValues()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and (number := self._values.item(args[0])) is not None:
+            return number
         note = self._begin(func, args, kwargs)
         result = func(*args, **kwargs)
         self._end(note, func, args, result)
+        self._values.computed(func, args, kwargs, result)
         return result
 
     def find(self, tensor: torch.Tensor) -> Made | None:

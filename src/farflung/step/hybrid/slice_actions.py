@@ -312,7 +312,7 @@ class SliceActions:
         values, data = at.inputs[task.index] if recompute or task.kind is TaskKind.FORWARD else (None, {})
         if task.kind is TaskKind.FORWARD:
             return ActionInputs(values=values, data=data)
-        weight = setup.job.weight(task.index) / setup.part
+        weight = setup.job.weight(task.index) / setup.part * self._parts.stages.loss_scale.factor
         return ActionInputs(values=values, data=data, gradients=at.gradients[task.index], weight=weight)
 
     def _accept(self, stage: int, task: Task, result: ActionResult) -> None:

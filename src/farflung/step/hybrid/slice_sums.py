@@ -54,4 +54,5 @@ class SliceSums:
 
 def _sum(before: Gradients, more: Gradients) -> Gradients:
     """Return the sum in new memory, but for what only one of them has."""
-    return {**before, **{use: np.add(before[use], array) if use in before else array for use, array in more.items()}}
+    with np.errstate(over="ignore", invalid="ignore"):  # the step is judged when all gradients are known
+        return {**before, **{use: np.add(before[use], array) if use in before else array for use, array in more.items()}}

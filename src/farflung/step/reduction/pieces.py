@@ -87,7 +87,8 @@ def plus(before: Array | None, array: Array | None) -> Array | None:
     """Return the sum, in the memory of ``before`` where that may be written."""
     if before is None or array is None:
         return array if before is None else before
-    return np.add(before, array, out=before if before.flags.writeable else None)
+    with np.errstate(over="ignore", invalid="ignore"):  # the step is judged when all gradients are known
+        return np.add(before, array, out=before if before.flags.writeable else None)
 
 
 def unpack_sums(piece: GradientPiece, message: ArraysMessage) -> Sums:

@@ -33,6 +33,8 @@ class Recomputation:
     def __init__(self, context: StepContext, stages: LocalStages) -> None:
         self._context, self._stages = context, stages
         self._states: dict[_Place, Mapping[str, Array]] = {}
+        #: The loss scale of each of these steps.
+        self._scales: dict[int, float] = {}
         #: stage -> samples in the micro-batch -> runner
         self._runners: dict[int, dict[int, StageRunner]] = {}
 
@@ -41,8 +43,10 @@ class Recomputation:
         for step, stage in sorted({(unit.step, unit.stage) for unit in units}):
             base = self._stages.base(stage)
             self._states[_Place(step, stage)] = base.states(list(base.subgraph.states))
+            self._scales[step] = self._stages.loss_scale.factor
         while len(self._states) > _MOST:
             del self._states[next(iter(self._states))]
+        self._scales = {place.step: self._scales[place.step] for place in self._states}
 
     def can(self, unit: Unit) -> bool:
         """Return whether the states for ``unit`` are retained."""
@@ -60,7 +64,8 @@ class Recomputation:
         data = self._context.data(piece, Phase.TRAIN, unit.step, unit.micro_batch)
         try:
             values = runner.forward(key, inputs.values, data).values
-            gradients = runner.backward(key, inputs.gradients, setup.job.weight(unit.micro_batch))
+            weight = setup.job.weight(unit.micro_batch) * self._scales[unit.step]
+            gradients = runner.backward(key, inputs.gradients, weight)
             part = part_digest(unit.stage, unit.micro_batch, runner.take_gradients())
         finally:
             runner.discard()
