@@ -23,6 +23,7 @@ class WorkerOptions:
     ``data``: the folder that relative data paths start from; jobs read nothing else but Python's standard library, unless
     ``any_path`` lets them read whatever this process may read. ``isolation``: as ``engines.isolation.open_engine``.
     ``region``: where the machine is, for planners and people (empty: unknown).
+    ``map_port``: ask the router of this machine to forward a port to this worker (``links.mapped_port``).
     """
 
     engine: str = "auto"
@@ -38,3 +39,4 @@ class WorkerOptions:
     relay: bool = True
     reliable: bool = True
     region: str = ""
+    map_port: bool = False

@@ -78,6 +78,7 @@ ELSEWHERE = {
     "farflung join TICKET": "cli/scenarios/test_cli_processes.py",
     "farflung join TICKET --isolation required": "engines/test_isolation.py",
     "farflung join TICKET --isolation off": "engines/test_isolation.py",
+    "farflung join TICKET --map-port": "end_to_end/faults/test_port_mapping_netns.py",
     "farflung join TICKET --engine jax": "end_to_end/training/test_jax_workers.py",
     "farflung join TICKET --devices all": "engines/site/test_devices.py",
     "farflung join TICKET --devices 0,1": "engines/site/test_devices.py",
