@@ -27,7 +27,7 @@ from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
-    from farflung.launchers.spot_notices import SpotNotices
+    from farflung.launchers.clouds.spot_notices import SpotNotices
     from farflung.worker.owner_limits import OwnerLimits
     from farflung.worker.reconnect import Service
 
@@ -168,7 +168,7 @@ def _spot_notices(cloud: str | None) -> SpotNotices | None:
     """Return what waits for notices of ``cloud`` (``None``: nothing does)."""
     if cloud is None:
         return None
-    from farflung.launchers.spot_notices import SpotNotices  # here: few workers need a client of HTTP
+    from farflung.launchers.clouds.spot_notices import SpotNotices  # here: few workers need a client of HTTP
 
     return SpotNotices(cloud)
 
