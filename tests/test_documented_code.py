@@ -33,7 +33,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: How many blocks of each language a page has, and where they are run or read.
 COVERED = {
     ("README.md", "python"): (1, "test_documented_code.py"),
-    ("docs/clusters.md", "toml"): (5, "launchers/test_cluster_file.py"),
+    ("docs/clusters.md", "toml"): (6, "launchers/test_cluster_file.py"),
     ("docs/codecs.md", "python"): (1, "test_documented_code.py"),
     ("docs/codecs.md", "toml"): (1, "test_documented_code.py"),
     ("docs/emulation.md", "python"): (1, "emulation/scenarios/test_page.py"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv4Address
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from farflung.nat_types import NatType, Way, classify, way_between
+from farflung.nat_types import NatType, Way, classify, is_private, way_between
 
 PAGE = Path(__file__).parents[1] / "docs" / "nat.md"
 NONE, FULL, RESTRICTED, PORT, SYMMETRIC, CARRIER = NatType
@@ -67,3 +68,24 @@ def test_each_type_has_plain_words() -> None:
     texts = {nat.plain for nat in NatType}
     assert len(texts) == len(NatType)
     assert all("NAT" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("address", "private"),
+    [
+        ("9.9.9.9", False),
+        ("203.0.113.10", False),
+        ("172.15.255.255", False),
+        ("172.16.0.1", True),
+        ("10.0.0.1", True),
+        ("192.168.1.1", True),
+        ("100.127.0.1", True),
+        ("169.254.1.1", True),
+        ("127.0.0.1", True),
+        ("0.0.0.0", True),
+        ("224.0.0.1", True),
+        ("255.255.255.255", True),
+    ],
+)
+def test_addresses_to_which_the_internet_has_no_route(address: str, private: bool) -> None:
+    assert is_private(IPv4Address(address)) is private

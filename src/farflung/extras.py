@@ -19,6 +19,7 @@ __all__ = [
     "require_serve",
     "require_sql",
     "require_torch",
+    "require_upnp",
     "require_web",
     "wants_traces",
 ]
@@ -141,3 +142,13 @@ def require_sql() -> None:
     """
     if find_spec("sqlalchemy") is None:
         raise InputError("--records needs SQLAlchemy, which is not installed here: pip install 'farflung[sql]'")
+
+
+def require_upnp(purpose: str) -> None:
+    """See that the client of UPnP is installed, without importing it. ``purpose`` begins the text of the error.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if find_spec("async_upnp_client") is None:
+        raise InputError(f"{purpose} needs async-upnp-client, which is not installed here: pip install 'farflung[upnp]'")

@@ -11,10 +11,12 @@ import ipaddress
 from collections.abc import Sequence
 from enum import StrEnum
 
-__all__ = ["NatType", "Way", "classify", "way_between"]
+__all__ = ["NatType", "Way", "classify", "is_private", "way_between"]
 
 #: Addresses between a carrier's NAT and its customers (RFC 6598).
-_CARRIER = ipaddress.ip_network("100.64.0.0/10")
+_CARRIER = ipaddress.IPv4Network("100.64.0.0/10")
+#: Addresses of local networks (RFC 1918).
+_LOCAL = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 
 
 class NatType(StrEnum):
@@ -86,3 +88,9 @@ def classify(local: str, seen: Sequence[str], *, called_back: bool) -> NatType:
     host = local.rpartition(":")[0].strip("[]")
     carrier = not local.startswith("[") and ipaddress.ip_address(host) in _CARRIER
     return NatType.CARRIER_GRADE if carrier else NatType.PORT_RESTRICTED
+
+
+def is_private(address: ipaddress.IPv4Address) -> bool:
+    """Return whether the internet has no route to ``address``."""
+    special = address.is_loopback or address.is_link_local or address.is_multicast or address.is_reserved
+    return special or address.is_unspecified or any(address in network for network in (*_LOCAL, _CARRIER))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +17,7 @@ from farflung.engines import ComputeDevice
 from farflung.errors import ConnectionLost, InputError, SecurityError
 from farflung.extras import ENGINE_LIBRARIES, installed_engines
 from farflung.nat_types import NatType
+from farflung.transports import upnp
 from farflung.worker import doctor
 from farflung.worker.doctor import Finding, diagnose
 
@@ -170,3 +173,41 @@ def test_jax_is_named_with_its_version_and_device(tmp_path: Path) -> None:
 def test_the_isolation_that_jobs_get_is_shown() -> None:
     finding = _found(diagnose(devices={"torch": lambda: [CPU]}), "isolation of jobs")
     assert finding.found.startswith("full: network, ") or (finding.level == "hint" and finding.remedy)
+
+
+def test_a_machine_behind_a_router_asks_it_for_port_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diagnosed() -> Finding | None:
+        found = diagnose(broker="192.0.2.1:7070")
+        return next((one for one in found if one.what == "port mapping"), None)
+
+    def failing(*_: object) -> NoReturn:
+        raise ConnectionLost("nobody is there")
+
+    def asked() -> Any:
+        if isinstance(answer, str):
+            raise ConnectionLost(answer)
+        return answer
+
+    monkeypatch.setattr(doctor, "find_nat", failing)
+    monkeypatch.setattr(doctor, "_broker", lambda address: Finding(what="broker", found=address))
+    monkeypatch.setattr(doctor, "_engine_devices", dict)
+    monkeypatch.setattr(upnp, "find_router", asked)
+    monkeypatch.setattr(doctor, "reachable_host", lambda host: "9.9.9.9")
+    assert diagnosed() is None, "no router translates its address"
+    monkeypatch.setattr(doctor, "reachable_host", lambda host: "10.0.0.2")
+    answer: Any = SimpleNamespace(address="10.0.0.1", outer_host=lambda: "9.9.9.9")
+    good = diagnosed()
+    assert good is not None
+    assert (good.level, good.found) == (
+        "good",
+        "the router 10.0.0.1 offers it at 9.9.9.9 (UPnP): farflung join TICKET --map-port",
+    )
+    answer = "the router 10.0.0.1 offers no UPnP"
+    none = diagnosed()
+    assert none is not None
+    assert (none.level, none.found) == ("good", "none: the router 10.0.0.1 offers no UPnP")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    unknown = diagnosed()
+    assert unknown is not None
+    assert (unknown.level, unknown.found) == ("hint", "not known")
+    assert "pip install 'farflung[upnp]'" in unknown.remedy

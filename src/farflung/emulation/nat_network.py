@@ -34,8 +34,9 @@ from farflung.transports.punching.observer import AddressObserver
 
 __all__ = ["BROKER", "NatNetwork", "missing_programs", "router_rules"]
 
+_INTERNET = "203.0.113"
 #: The broker's address.
-BROKER = "203.0.113.1"
+BROKER = f"{_INTERNET}.1"
 _PROGRAMS = ("ip", "nft", "tc")
 _MOST_DEVICES = 200
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -78,8 +79,10 @@ def router_rules(nat: NatType, inner: str) -> str:
 class NatNetwork:
     """A context. ``inside`` enters the namespace of a device, or of the broker (an empty name)."""
 
-    def __init__(self, devices: Mapping[str, NatType], ipv6: Collection[str] = ()) -> None:
+    def __init__(self, devices: Mapping[str, NatType], ipv6: Collection[str] = (), internet: str = _INTERNET) -> None:
         """``devices``: name -> what stands between it and the internet. ``ipv6``: those with a global IPv6 address as well.
+
+        ``internet``: the first three numbers of all outer addresses.
 
         Raises:
             EmulationError: this machine can't make it.
@@ -95,7 +98,9 @@ class NatNetwork:
         #: The home router of each device that has one.
         self._routers: dict[str, int] = {}
         #: Device -> the address from which others see it.
-        self.outer = {name: f"203.0.113.{10 + index}" for index, name in enumerate(devices)}
+        self.outer = {name: f"{internet}.{10 + index}" for index, name in enumerate(devices)}
+        #: The broker's address.
+        self.broker = f"{internet}.1"
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
@@ -104,7 +109,7 @@ class NatNetwork:
             _run(switch, "ip link add switch type bridge")
             _run(switch, "ip link set switch up")
             self._spaces[""] = self._space()
-            self._attach(switch, self._spaces[""], BROKER, 0)
+            self._attach(switch, self._spaces[""], self.broker, 0)
             for index, (name, nat) in enumerate(self._devices.items(), start=1):
                 self._add(switch, index, name, nat)
             undo.pop_all()
@@ -130,10 +135,16 @@ class NatNetwork:
             stack.callback(threads.join)
             with self.inside(""):
                 for port in ports:
-                    server = socket.create_server((BROKER, port))
+                    server = socket.create_server((self.broker, port))
                     gate = ConnectionGate(server, lambda sock, place: sock.close(), tls=True, observe=observer.serve)
                     stack.callback(gate.close)
                     threads.spawn("nat-observer", gate.run)
+            yield
+
+    @contextmanager
+    def inside_router(self, name: str) -> Iterator[None]:
+        """The same in the home router of the device ``name``. Its devices are ``lan0`` and ``wan0``."""
+        with inside(self._routers[name]):
             yield
 
     def cut(self, name: str, others: Iterable[str]) -> None:

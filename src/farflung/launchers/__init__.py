@@ -12,7 +12,7 @@ In the order in which a command passes through it:
 - ``ray``: actors of a Ray cluster; ``ray_actors``: what runs on its nodes; ``ray_log``: a program that prints their logs.
 - ``slurm``: tasks of Slurm's job arrays; ``local_broker``: the broker as a process of this machine.
 - ``host_requests``: what a provider asks of a host; ``hosted_processes``: the processes of a cluster on one host.
-- ``spot_notices``: notices of clouds that a spot machine ends soon.
+- ``clouds``: jobs of SkyPilot, and notices of clouds that a spot machine ends soon.
 - ``programs``: programs that providers call.
 
 Nothing is imported here: ``farflung host`` starts on each host, several times, and needs three of these modules.

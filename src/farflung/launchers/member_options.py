@@ -131,6 +131,8 @@ class JoinOptions(Section):
     listen: str | None = None
     #: Host name or IP address of the worker for other workers. Without a value: detected.
     advertise: str | None = None
+    #: Ask the router to forward a port to the worker (UPnP).
+    map_port: bool = False
     #: Folder that jobs may read.
     data: str | None = None
     #: How long to retry when the broker is unreachable.

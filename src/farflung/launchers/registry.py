@@ -16,6 +16,7 @@ _OWN = {
     "compose": "compose:ComposeProvider",
     "kubernetes": "kubernetes:KubernetesProvider",
     "ray": "ray:RayProvider",
+    "sky": "clouds.sky:SkyProvider",
     "slurm": "slurm:SlurmProvider",
     "ssh": "ssh:SshProvider",
 }

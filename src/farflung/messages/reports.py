@@ -217,7 +217,7 @@ class RetainedRun(Item):
 class Hello(OwnerLimitsMessage, kind="hello", on=Channel.REPORTS, first=("address", "offer")):
     """The first message of a session. ``holds``: what the worker retains of a run whose broker went away.
 
-    ``address6``: a second address, with IPv6.
+    ``address6``: a second address: with IPv6, or in the local network if ``address`` is the router's.
     """
 
     address: Address

@@ -22,11 +22,11 @@ from farflung.engines import ComputeDevice, get_engine
 from farflung.engines.isolated.lockdown import PROTECTIONS
 from farflung.engines.isolation import missing
 from farflung.errors import ConnectionLost, EngineCrashed, InputError
-from farflung.extras import ENGINE_LIBRARIES, installed_engines
+from farflung.extras import ENGINE_LIBRARIES, installed_engines, require_upnp
 from farflung.foreign_code import first_line, translated
-from farflung.nat_types import NatType
+from farflung.nat_types import NatType, is_private
 from farflung.security import split_address
-from farflung.transports.addresses import congestion_control, reachable_host
+from farflung.transports.addresses import congestion_control, is_loopback, reachable_host
 from farflung.transports.punching.nat_probe import find_nat
 from farflung.units import Bytes, counted
 from farflung.version import __version__
@@ -37,6 +37,7 @@ _TIMEOUT = 5.0
 _BUFFER = 4 << 20
 _DISK, _MEMORY = 5e9, 2e9
 _YEAR_2025 = 1735689600.0
+_ANY = "0.0.0.0"  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def diagnose(
     devices: Mapping[str, Callable[[], Sequence[ComputeDevice]]] | None = None,
     nvidia: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> list[Finding]:
-    """Look at this machine; nothing is changed and nothing is sent but connections to ``broker``.
+    """Look at this machine; nothing is changed. Connections go to ``broker``, and questions to the router in front of it.
 
     ``devices`` lists what each engine can compute on (None: the installed engines do); ``nvidia`` is where Linux lists NVIDIA's
     GPUs.
@@ -85,6 +86,8 @@ def diagnose(
     findings = [look() for look in looks]
     if broker is not None:
         findings += [_broker(broker), _nat(broker)]
+        if not is_loopback(split_address(broker)[0]) and is_private(ipaddress.IPv4Address(reachable_host(_ANY))):
+            findings.append(_port_mapping())
     return findings
 
 
@@ -155,7 +158,7 @@ def _port(port: int) -> Finding:
 
 
 def _address() -> Finding:
-    host = reachable_host("0.0.0.0")  # noqa: S104 - compared, not bound
+    host = reachable_host(_ANY)
     place = ipaddress.ip_address(host)
     if place.is_loopback:
         return Finding(what="address", found="no network", level="bad", remedy="connect this machine")
@@ -259,3 +262,20 @@ def _nat(broker: str) -> Finding:
         return Finding(what="NAT", found=nat.plain)
     remedy = "forward a port (farflung join --listen 0.0.0.0:PORT --advertise HOST) for direct connections with all machines"
     return Finding(what="NAT", found=nat.plain, level="hint", remedy=remedy)
+
+
+def _port_mapping() -> Finding:
+    """Ask the router whether it forwards ports; none is forwarded."""
+    what = "port mapping"
+    try:
+        require_upnp("the question whether the router forwards ports")
+    except InputError as error:
+        return Finding(what=what, found="not known", level="hint", remedy=str(error))
+    from farflung.transports.upnp import find_router  # here: an optional library
+
+    try:
+        router = find_router()
+        host = router.outer_host()
+    except ConnectionLost as error:
+        return Finding(what=what, found=f"none: {error}")
+    return Finding(what=what, found=f"the router {router.address} offers it at {host} (UPnP): farflung join TICKET --map-port")

@@ -26,6 +26,7 @@ class WorkerOptions:
     ``region``: where the machine is, for planners and people (empty: unknown). ``disk``: bytes in
     ``disk_folder`` for optimizer states of models that do not fit into memory (0: none).
     ``only``: ``training`` or ``serving``, the only runs that its owner allows (empty: both).
+    ``map_port``: ask the router of this machine to forward a port to this worker (``links.mapped_port``).
     """
 
     engine: str = "auto"
@@ -44,3 +45,4 @@ class WorkerOptions:
     disk: float = 0.0
     disk_folder: Path = field(default_factory=Path.cwd)
     only: Literal["", "training", "serving"] = ""
+    map_port: bool = False

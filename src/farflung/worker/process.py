@@ -60,6 +60,7 @@ from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.control_session import ControlSession
 from farflung.worker.device_measurement import MeasuredDevice, offered_disk, open_device
 from farflung.worker.helper import Helper
+from farflung.worker.links.mapped_port import mapped_port
 from farflung.worker.links.peer_links import PeerLinks, RelayService
 from farflung.worker.links.punching import Punching
 from farflung.worker.links.second_address import listening_address, second_address
@@ -150,7 +151,7 @@ class Worker:
             config=TransportConfig(limits=limits, max_stripes=_MAX_CONNECTIONS, small=_SMALL, budget=budget, peers_only=True),
             events=EndpointEvents(on_lost=current.on_lost, on_arrival=current.on_arrival, log=log, punch=punching.dial),
         )
-        links = PeerLinks(endpoint, punching)
+        links = PeerLinks(endpoint, punching, mapped_port(options, endpoint.address, log))
         self._relays = RelayService(endpoint, log)
         self._queries = BrokerQueries(self._device, links, broker, lambda: self._current.part is not None, report)
         self._services = RunServices(
@@ -239,7 +240,8 @@ class Worker:
     def _hello(self, limits: Mapping[str, Any]) -> Hello:
         """The first message: the offer, and what was retained of a run whose broker went away."""
         fault_point("worker.before_join", device=self.membership.name)
-        address, options, ended = self.endpoint.address, self._options, self._current.ended
+        links, options, ended = self._services.links, self._options, self._current.ended
+        address = links.address
         relay = options.relay and bool(address)
         free = _free(options)
         offer = OfferItem(
@@ -254,7 +256,7 @@ class Worker:
         if ended is not None and ended.run == self._retained.run:
             states, steps = self._leftovers(ended.run, ended.attempt, _UNREAD_SECONDS)
             holds = RetainedRun(run=ended.run, attempt=ended.attempt, states=states, steps=steps)
-        address6 = second_address(options, self.membership.own_host, address) or UNSET
+        address6 = links.inner_address or second_address(options, self.membership.own_host, address) or UNSET
         return Hello(address=address, address6=address6, offer=offer, holds=holds, **limits)
 
     def _leftovers(
@@ -315,7 +317,7 @@ class Worker:
 
     def _welcome(self, command: Welcome) -> None:
         self.session.welcome(command.lease)
-        name, offer, address = self.membership.name, self._device.offer, self.endpoint.address
+        name, offer, address = self.membership.name, self._device.offer, self._services.links.address
         offered = f"{Bytes(offer['memory']).written(3)}, {FlopsPerSecond(offer['speed'])}"
         self._log(
             f"{name}: joined the broker at {self.membership.client.address} with {offer['kind']} ({offered}); "

@@ -49,7 +49,8 @@ class Cluster:
         self.punched += [(name, peer) for peer in punched]
         self.asked += [(name, peer) for peer in message.peers if peer not in punched]
         found = {
-            peer: name + peer in (self.holes if address == PUNCHED else self.second if "::" in address else self.ways)
+            peer: name + peer
+            in (self.holes if address == PUNCHED else self.second if "::" in address or address.startswith("10.") else self.ways)
             for peer, address in message.peers.items()
         }
         self.reachability.answer(name, message.question, found)
@@ -132,6 +133,21 @@ def test_second_addresses_are_tried_before_holes_are_punched() -> None:
     assert cluster.asked == before, "results are stored"
     cluster.reachability.lost("a")
     assert not any("a" in direction for direction in cluster.reachability.known6)
+    cluster.reachability.close()
+
+
+def test_members_behind_one_router_use_local_addresses_where_it_does_not_lead_back() -> None:
+    cluster = Cluster("abcd", {"cd", "dc"})
+    members = [replace(member(name), address=f"9.9.9.{9 if name in 'ab' else 8}:{ord(name)}") for name in "abcd"]
+    for one in members:
+        cluster.reachability.joined(one.name, one.address, f"10.0.0.{ord(one.name)}:7100")
+    cluster.second = {"ab"}
+    assert cluster.reachability.apart(members) == frozenset()
+    assert {frozenset(pair) for pair in cluster.asked} == {frozenset("ab"), frozenset("cd")}, "others share no router"
+    assert cluster.reachability.address_for("a", "b", "9.9.9.9:98") == "10.0.0.98:7100"
+    assert cluster.reachability.address_for("b", "a", "9.9.9.9:97") == "", "it waits for a"
+    assert cluster.reachability.address_for("c", "d", "9.9.9.8:100") == "9.9.9.8:100"
+    assert cluster.reachability.address_for("a", "c", "9.9.9.8:99") == "9.9.9.8:99"
     cluster.reachability.close()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung import extras
 from farflung.cli.home import worker_name
 from farflung.cli.main import main
 from farflung.security import Ticket
@@ -67,3 +68,26 @@ def test_the_default_name_is_the_same_at_each_start_and_differs_between_machines
     assert re.fullmatch(r"attic-worker-[0-9a-f]{6}", worker_name(key))
     assert worker_name(key) == worker_name(key)
     assert worker_name(key) != worker_name(other)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (("--advertise", "lab.example"), "--map-port with --advertise: the router's address is the one that others use"),
+        (("--no-listen",), "--map-port with --no-listen: the router needs a worker that listens"),
+        (
+            ("--listen", "10.0.0.2:7100"),
+            "--map-port with --listen 10.0.0.2:7100: the router needs a worker that listens at 0.0.0.0",
+        ),
+    ],
+)
+def test_options_with_which_no_port_can_be_mapped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], text: str
+) -> None:
+    assert text in refused(capsys, tmp_path, "--map-port", *more)
+
+
+def test_a_mapping_needs_a_library(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    found = refused(capsys, tmp_path, "--map-port")
+    assert found.endswith("--map-port needs async-upnp-client, which is not installed here: pip install 'farflung[upnp]'")

@@ -81,6 +81,7 @@ ELSEWHERE = {
     'farflung join farflung1-... --name attic-2 --only serving --memory "4 GB"': "serving/scenarios/test_shared_machines.py",
     "farflung join TICKET --isolation required": "engines/test_isolation.py",
     "farflung join TICKET --isolation off": "engines/test_isolation.py",
+    "farflung join TICKET --map-port": "end_to_end/faults/test_port_mapping_netns.py",
     "farflung join TICKET --engine jax": "end_to_end/training/test_jax_workers.py",
     "farflung join TICKET --devices all": "engines/site/test_devices.py",
     "farflung join TICKET --devices 0,1": "engines/site/test_devices.py",

@@ -129,10 +129,15 @@ class Reachability:
     def apart(self, members: Sequence[Member]) -> frozenset[Pair]:
         """Return the pairs of ``members`` that can't reach each other. Waits for workers where that is unknown."""
         closed = {member.name for member in members if not self.dialable(member.name, self._patience)}
-        if not closed:
-            return frozenset()
         addresses = {member.name: member.address for member in members}
-        doubtful = [(a, b) for a, b in combinations(addresses, 2) if a in closed or b in closed]
+        routers = self._routers(addresses)
+        if not (closed or routers):
+            return frozenset()
+        doubtful = [
+            (a, b)
+            for a, b in combinations(addresses, 2)
+            if a in closed or b in closed or (a in routers and routers[a] == routers.get(b))
+        ]
         self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)
         self.ask([(b, a) for a, b in doubtful if not self._reached(a, b)], addresses)
         self.ask([(a, b) for a, b in doubtful if not self._reached(a, b)], addresses)
@@ -165,6 +170,15 @@ class Reachability:
     def nat_of(self, name: str) -> NatType | None:
         """Return behind which type of NAT ``name`` is (None: not known)."""
         return self.holes.nat_of(name) or (NatType.NONE if self.dialable(name) else None)
+
+    def _routers(self, addresses: Mapping[str, str]) -> dict[str, str]:
+        """Return the router of each member whose address is a mapped port of one: its second address is a local one, with IPv4.
+
+        Many routers do not lead what comes from inside back to the inside (hairpinning, RFC 4787 section 6).
+        """
+        with self._lock:
+            mapped = {name for name in addresses if "." in self._second.get(name, "")}
+        return {name: addresses[name].rpartition(":")[0] for name in mapped}
 
     def _try_second(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Let ``pairs`` dial each other at their second addresses, one direction after the other."""

@@ -18,6 +18,7 @@ from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import members_folder, own_key, worker_log, worker_name
 from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
 from farflung.errors import FarflungError, InputError
+from farflung.extras import require_upnp
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.terminal import terminal
@@ -26,7 +27,7 @@ from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from farflung.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
-    from farflung.launchers.spot_notices import SpotNotices
+    from farflung.launchers.clouds.spot_notices import SpotNotices
     from farflung.worker.owner_limits import OwnerLimits
     from farflung.worker.reconnect import Service
 
@@ -65,6 +66,9 @@ def join(
     peak: Annotated[str | None, typer.Option(help='Peak speed, e.g. "20 TFLOP/s" (default: measured).')] = None,
     listen: Annotated[str, typer.Option(help="Address to listen on for other workers.")] = "0.0.0.0:0",
     advertise: Annotated[str | None, typer.Option(help="Host name or IP address for other workers (default: detected).")] = None,
+    map_port: Annotated[
+        bool, typer.Option("--map-port", help="Ask the router to forward a port to this worker until it leaves (UPnP).")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="Folder that jobs may read; relative data paths start here.")] = None,
     retry: Annotated[str, typer.Option(help="How long to retry when the broker is unreachable.")] = "10 min",
     any_path: Annotated[bool, typer.Option("--any-path", help="Let jobs read every file that you can read.")] = False,
@@ -118,6 +122,7 @@ def join(
         isolation=_known_isolation(isolation),
         region=_checked_region(region),
         only=_kind_of_run(only),
+        map_port=map_port and _is_mappable("" if no_listen else listen, advertise),
     )
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
@@ -170,7 +175,7 @@ def _spot_notices(cloud: str | None) -> SpotNotices | None:
     """Return what waits for notices of ``cloud`` (``None``: nothing does)."""
     if cloud is None:
         return None
-    from farflung.launchers.spot_notices import SpotNotices  # here: few workers need a client of HTTP
+    from farflung.launchers.clouds.spot_notices import SpotNotices  # here: few workers need a client of HTTP
 
     return SpotNotices(cloud)
 
@@ -245,6 +250,22 @@ def _checked_region(region: str) -> str:
     return region
 
 
+def _is_mappable(listen: str, advertise: str | None) -> bool:
+    """Return ``True``: a router's port can lead to a worker that listens at ``listen``.
+
+    Raises:
+        InputError: it does not listen, or at one address only; its owner gives another address; or a library is missing.
+    """
+    require_upnp("--map-port")
+    if advertise is not None:
+        raise InputError("--map-port with --advertise: the router's address is the one that others use; remove one of the two")
+    if listen.rpartition(":")[0] not in ("0.0.0.0", "[::]", ""):  # noqa: S104 - compared, not bound
+        raise InputError(f"--map-port with --listen {listen:.60}: the router needs a worker that listens at 0.0.0.0:PORT")
+    if not listen:
+        raise InputError("--map-port with --no-listen: the router needs a worker that listens; remove one of the two")
+    return True
+
+
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
     """Write the unit of the worker ``own``, and print how to start it. ``given``: options as the user wrote them."""
     from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
@@ -258,6 +279,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
     words += ["--data", str(options.data.resolve())]
     for option, value in {**given, "--advertise": options.advertise}.items():
         words += [] if value is None else [option, value]
+    words += ["--map-port"] if options.map_port else []
     words += ["--any-path"] if options.any_path else []
     words += ["--region", options.region] if options.region else []
     words += ["--only", options.only] if options.only else []

@@ -14,6 +14,7 @@ from farflung.transports.base import Endpoint
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Bytes
 from farflung.worker.links.link_probe import probe_link
+from farflung.worker.links.mapped_port import MappedPort
 from farflung.worker.links.punching import Punching
 
 __all__ = ["PeerLinks", "RelayService"]
@@ -28,8 +29,9 @@ _MOST_SECONDS = 15.0
 class PeerLinks:
     """What the broker has reported of this worker's peers, applied to the data plane."""
 
-    def __init__(self, endpoint: TcpEndpoint, punching: Punching) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: TcpEndpoint, punching: Punching, mapped: MappedPort | None = None) -> None:
+        """``mapped``: the port of the router that leads to ``endpoint`` (None: nobody asked for one)."""
+        self._endpoint, self._mapped = endpoint, mapped
         #: Connections with peers behind NAT.
         self.punching = punching
         #: The threads "reach".
@@ -39,6 +41,20 @@ class PeerLinks:
     def endpoint(self) -> Endpoint:
         """The data plane."""
         return self._endpoint
+
+    @property
+    def address(self) -> str:
+        """Where peers dial this worker (empty: it dials them)."""
+        return self._outer or self._endpoint.address
+
+    @property
+    def inner_address(self) -> str:
+        """Where peers behind the same router dial this worker, if ``address`` is the router's (else empty)."""
+        return self._endpoint.address if self._outer else ""
+
+    @property
+    def _outer(self) -> str:
+        return "" if self._mapped is None else self._mapped.address
 
     def connect(self, addresses: Mapping[str, str], relays: Relays) -> None:
         """Store where peers are (empty: they dial), and through which relays some are reached."""
@@ -82,8 +98,10 @@ class PeerLinks:
         return dict(found)  # a slow dial may still change it
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links, and give the router's port back."""
         self.punching.close()
+        if self._mapped is not None:
+            self._mapped.close()
         self._endpoint.close()
         self.punching.join()
         self._dials.join()

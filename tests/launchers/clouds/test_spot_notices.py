@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from farflung.errors import InputError
-from farflung.launchers.spot_notices import CLOUDS, SpotNotices
+from farflung.launchers.clouds.spot_notices import CLOUDS, SpotNotices
 from tests.support.command_processes import Program
 
 
@@ -52,7 +52,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Metadata]]:
         address = f"127.0.0.1:{server.server_address[1]}"
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{address}/")
         monkeypatch.setenv("GCE_METADATA_HOST", address)
-        monkeypatch.setattr("farflung.launchers.spot_notices._LINK_LOCAL", f"http://{address}")
+        monkeypatch.setattr("farflung.launchers.clouds.spot_notices._LINK_LOCAL", f"http://{address}")
         Metadata.ends = False
         yield Metadata
         server.shutdown()
