@@ -129,6 +129,23 @@ class Experts(nn.Module):
         return torch.zeros_like(product).index_copy(0, order, product)[:, :WIDTH].reshape(x.shape)
 
 
+class Sorted(nn.Module):
+    """Rows sorted by expert and cut into parts by counts that the data decide, as JetMoE does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.weight = nn.Linear(WIDTH, 5), nn.Parameter(torch.randn(5, WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, WIDTH)
+        scores, expert = self.gate(flat).softmax(-1).max(-1)
+        counts = torch.zeros(len(flat), 5).scatter(1, expert.unsqueeze(1), 1).long().sum(0).tolist()
+        _, order = expert.sort(0)
+        parts = flat[order].split(counts, dim=0)
+        product = torch.cat([F.linear(parts[i], self.weight[i]) for i in range(5)], dim=0) * scores[order].unsqueeze(-1)
+        return torch.zeros_like(product).index_copy(0, order, product).reshape(x.shape)
+
+
 def _recurrent(kind: type[nn.Module], **options: Any) -> Callable[[], Made]:
     return lambda: (Net(kind(WIDTH, WIDTH, **options)), rows)
 
@@ -156,4 +173,5 @@ LAYERS: dict[str, Callable[[], Made]] = {
     "custom-function": _of(Custom),
     "unset-memory": _of(Packed),
     "grouped-experts": _of(Experts),
+    "sorted-experts": _of(Sorted),
 }

@@ -171,6 +171,7 @@ _RULES: dict[str, Callable[[Operands], float]] = {
     "aten.mv.default": _product(0),
     "aten.vdot.default": _product(0),
     "farflung.cached_attention": _cached_attention,
+    "farflung.grouped_linear": _product(0),
     "farflung.grouped_mm": _product(0),
     **{f"aten.{name}.input": _recurrent for name in ("gru", "lstm", "rnn_relu", "rnn_tanh")},
     **{f"aten.fft_{name}.default": _fourier for name in _FOURIER},

@@ -19,6 +19,7 @@ farflung.batch_norm: norm
 farflung.cached_attention: attention n
 farflung.ctc_loss: loss
 farflung.gradient: elementwise
+farflung.grouped_linear: gemm
 farflung.grouped_mm: gemm
 """
 

@@ -29,6 +29,7 @@ _PSEUDO = {
     "float scale, int window",
     "farflung.ctc_loss": "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank, "
     "int reduction, bool zero_infinity",
+    "farflung.grouped_linear": "Tensor rows, Tensor[] weights, Tensor sizes",
     "farflung.grouped_mm": "Tensor rows, Tensor weight, Tensor offsets",
 }
 

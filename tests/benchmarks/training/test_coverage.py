@@ -37,12 +37,18 @@ def test_a_seed_gives_the_same_models() -> None:
         ("qwen3_next", "Qwen3NextForCausalLM", "aten.linalg_solve_triangular.default"),
         ("olmo_hybrid", "OlmoHybridForCausalLM", "aten.linalg_solve_triangular.default"),
         ("fnet", "FNetForSequenceClassification", "aten.fft_fftn.default"),
+        ("jetmoe", "JetMoeForCausalLM", "farflung.grouped_linear"),
+        ("fsmt", "FSMTForConditionalGeneration", "aten.masked_fill.Scalar"),
+        ("big_bird", "BigBirdForCausalLM", "aten.softmax.int"),
+        ("bigbird_pegasus", "BigBirdPegasusForConditionalGeneration", "aten.softmax.int"),
+        ("modernbert", "ModernBertForMultipleChoice", "aten.index.Tensor"),
     ],
 )
 def test_models_that_were_refused_or_differed(kind: str, name: str, target: str) -> None:
     from farflung.frontends.torch.capture import capture
 
-    task = "sequence classification" if "Classification" in name else "causal language modeling"
+    tasks = {"Classification": "sequence classification", "Choice": "multiple choice", "Generation": "sequence to sequence"}
+    task = next((task for word, task in tasks.items() if word in name), "causal language modeling")
     draw = of_transformers(name, {"task": task, "model_type": kind, "layers": 2, "attention": "eager", "seed": 5})
     assert target in {op.target for op in capture(draw.make(), draw.batch(0, 0)).ops}
     for stages in (2, 3):

@@ -85,6 +85,19 @@ def test_groups_that_do_not_cover_the_rows_are_refused(ends: list[int]) -> None:
         PSEUDO_KERNELS["farflung.grouped_mm"](rows, weight, torch.tensor(ends, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("sizes", [[2, 2, 1], [7, -1, 0], [2, 4], [2.0, 2.0, 2.0]])
+def test_parts_that_do_not_cover_the_rows_are_refused(sizes: list[int]) -> None:
+    rows, weights = torch.randn(6, 4), [torch.randn(8, 4)] * 3
+    with pytest.raises(ValueError, match=r"the sizes do not add up to the number of rows, 6|one per weight|must be integers"):
+        PSEUDO_KERNELS["farflung.grouped_linear"](rows, weights, torch.tensor(sizes))
+
+
+def test_parts_have_weights_of_one_shape() -> None:
+    for weights in ([torch.randn(8, 4), torch.randn(8, 3)], [torch.randn(4), torch.randn(4)]):
+        with pytest.raises(ValueError, match="weights must be N x 4"):
+            PSEUDO_KERNELS["farflung.grouped_linear"](torch.randn(6, 4), weights, torch.tensor([3, 3]))
+
+
 def test_fewer_norms_than_slices_are_refused() -> None:
     norm = guarded("aten._weight_norm.default", lookup("aten._weight_norm.default"))
     with pytest.raises(ValueError, match=r"norms of shape \[1, 1\]"):

@@ -145,6 +145,22 @@ def _grouped_mm(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor)
     return found
 
 
+def _grouped_linear(rows: torch.Tensor, weights: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
+    """``torch.nn.functional.linear`` of each of the parts of ``rows``, which have ``sizes`` rows, with a weight of its own."""
+    _expect(rows.dim() == 2 and len(weights) > 0 and sizes.shape == (len(weights),), "rows must be S x K, sizes one per weight")
+    width, inner = weights[0].shape if weights[0].dim() == 2 else (0, -1)
+    _expect(
+        all(weight.shape == (width, rows.shape[1]) for weight in weights), f"weights must be N x {rows.shape[1]}, not {inner}"
+    )
+    _expect(not sizes.dtype.is_floating_point and not sizes.dtype.is_complex, "sizes must be integers")
+    if rows.device.type == "meta":
+        return rows.new_empty((rows.shape[0], width))
+    counts = sizes.tolist()
+    _expect(min(counts) >= 0 and sum(counts) == rows.shape[0], f"the sizes do not add up to the number of rows, {rows.shape[0]}")
+    parts = zip(torch.split(rows, counts), weights, strict=True)
+    return torch.cat([torch.nn.functional.linear(part, weight) for part, weight in parts])
+
+
 def _check_weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> None:
     """The fused kernel takes a norm for each slice without looking at how many there are."""
     _expect(v.numel() > 0, f"a weight of shape {list(v.shape)}, which has no elements")
@@ -209,5 +225,6 @@ _CHECKS: Mapping[str, Callable[..., Any]] = {
 PSEUDO_KERNELS: Mapping[str, Callable[..., Any]] = {
     "farflung.cached_attention": cached_attention,
     "farflung.ctc_loss": _ctc_loss,
+    "farflung.grouped_linear": _grouped_linear,
     "farflung.grouped_mm": _grouped_mm,
 }

@@ -110,7 +110,10 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a tagged call draws from the seeded generator.
 
     Attention and fused kernels with probability 0 do not draw; a call with a generator of its own is the caller's business.
+    What fills a parameter is part of no forward, but of a module that the forward makes (``frontends.torch.fresh_parameters``).
     """
+    if args and isinstance(args[0], torch.nn.Parameter) and func._schema.is_mutable:
+        return False
     for position, argument in enumerate(func._schema.arguments):
         value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
         if argument.name == "generator" and value is not None:

@@ -7,6 +7,7 @@ brought into SSA form (``lowering``), stripped of what nobody reads, numbered an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from farflung.frontends.torch.checks.module_attributes import refuse_changed_att
 from farflung.frontends.torch.exporting import Exported, fake_states, read_example, run_export
 from farflung.frontends.torch.finishing import Draft, Ends, assemble
 from farflung.frontends.torch.lowering import Lowering
+from farflung.frontends.torch.mask_branches import MaskBranches, sketch
 from farflung.frontends.torch.programs import Programs, tensor_bytes
 from farflung.frontends.torch.recorder import Recording, record
 from farflung.graph.ir import Graph, InitStep, State, StateKind, StateRef, ValueRef
@@ -68,10 +70,13 @@ def capture(
     fake_mode = recording.mode if isinstance(recording, Recording) else None
     fake_mode = fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
 
-    def trace() -> Graph:
+    def build(branches: MaskBranches | None = None) -> _Build:
         with fake_states(module, fake_mode):
-            exported = run_export(module, read_example(example_inputs, fake_mode))
-        return _Build(module, exported, programs).graph(name or type(module).__name__, mode, outputs)
+            exported = run_export(module, read_example(example_inputs, fake_mode), branches)
+        return _Build(module, exported, programs).run(mode, outputs)
+
+    def trace() -> Graph:
+        return _of_both_branches(build).graph(name or type(module).__name__, mode)
 
     training = {part: part.training for part in module.modules()}
     try:
@@ -83,23 +88,44 @@ def capture(
             part.training = flag
 
 
+def _of_both_branches(build: Callable[[MaskBranches | None], _Build]) -> _Build:
+    """The graph of the branches for masks that have an element, if it serves for empty masks too, else that without branches.
+
+    Raises:
+        CaptureError: the module can't be traced.
+    """
+    asked = MaskBranches()
+    try:
+        found = build(asked)
+        masks = range(asked.count)
+        sets = [empty for count in masks for empty in combinations(masks, count + 1)]
+        if all(build(MaskBranches(empty)).sketch() == found.sketch(empty) for empty in sets):
+            return found
+    except CaptureError:
+        if not asked.count:
+            raise
+    return build(None)
+
+
 class _Build:
     """The steps from an exported program to a graph."""
 
     def __init__(self, module: nn.Module, exported: Exported, programs: Programs | None) -> None:
         self.module = module
         self.program = program = exported.program
-        self.backwards = exported.backwards
         self.programs = programs
         self.born = programs.all() if programs is not None else {}
         self.nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         self.names = _state_names(module)
         self.constants: dict[str, State] = {}
         self.inputs: list[str] = []
+        buffers = frozenset(key for key, _ in module.named_buffers())
+        self.lowering = Lowering(owners={}, buffers=buffers, backwards=exported.backwards)
+        self.ends = Ends(outputs={}, updates={}, inputs=self.inputs)
 
-    def graph(self, name: str, mode: str, outputs: Sequence[str] | None) -> Graph:
-        buffers = frozenset(key for key, _ in self.module.named_buffers())
-        lowering = Lowering(owners={}, buffers=buffers, backwards=self.backwards)
+    def run(self, mode: str, outputs: Sequence[str] | None) -> _Build:
+        """Lower the program."""
+        lowering = self.lowering
         owners: dict[Node, str] = {}
         first: dict[str, Node] = {}
         for spec in self.program.graph_signature.input_specs:
@@ -107,13 +133,18 @@ class _Build:
         lowering.owners = owners
         results = lowering.run(self.program.graph_module)
         values = self._outputs(results, lowering, mode, outputs)
-        return assemble(
-            name=name,
-            mode=mode,
-            drafts=lowering.drafts,
-            states=self._states(),
-            ends=Ends(outputs=values, updates=lowering.updates if mode == "train" else {}, inputs=self.inputs),
-        )
+        self.ends = Ends(outputs=values, updates=lowering.updates if mode == "train" else {}, inputs=self.inputs)
+        return self
+
+    def graph(self, name: str, mode: str) -> Graph:
+        """The graph of what has been lowered."""
+        return assemble(name=name, mode=mode, drafts=self.lowering.drafts, states=self._states(), ends=self.ends)
+
+    def sketch(self, empty: Sequence[int] = ()) -> list[Any]:
+        """What has been lowered in a comparable form; ``empty``: numbers of masks that have no element."""
+        masks = self.lowering.masks
+        ends = [*self.ends.outputs.values(), *self.ends.updates.values(), *(masks[number] for number in sorted(masks))]
+        return sketch(self.lowering.drafts, ends, [masks[number] for number in empty])
 
     def _input(self, spec: InputSpec, lowering: Lowering, owners: dict[Node, str], first: dict[str, Node]) -> None:
         if not isinstance(spec.arg, TensorArgument):

@@ -11,7 +11,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +28,9 @@ from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.checks.data_asserts import data_asserts
 from farflung.frontends.torch.checks.data_dependence import data_dependence, no_symbols, user_line
 from farflung.frontends.torch.checks.frozen_random import refuse_frozen_random
+from farflung.frontends.torch.fresh_parameters import FreshParameters
 from farflung.frontends.torch.functions import Backward, Functions
+from farflung.frontends.torch.mask_branches import MaskBranches
 from farflung.frontends.torch.masks import eager_masks
 from farflung.frontends.torch.opaque import opaque_calls
 from farflung.frontends.torch.results import tensor_results
@@ -160,8 +162,8 @@ class Exported:
     backwards: tuple[Backward, ...]
 
 
-def run_export(module: nn.Module, example: Example) -> Exported:
-    """``torch.export.export(strict=False)`` in the training form of the graph.
+def run_export(module: nn.Module, example: Example, branches: MaskBranches | None = None) -> Exported:
+    """``torch.export.export(strict=False)`` in the training form of the graph; ``branches`` answers whether masks have elements.
 
     Raises:
         CaptureError: the module can't be traced; the text says what to change.
@@ -196,8 +198,10 @@ def run_export(module: nn.Module, example: Example) -> Exported:
         watch.installed(),
         eager_masks(),
         opaque_calls(),
+        FreshParameters(module),
         tensor_results(module),
         no_symbols(),
+        branches or nullcontext(),
     ):
         warnings.simplefilter("ignore")
         return refuse_frozen_random(module, export)

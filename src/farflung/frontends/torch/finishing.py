@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from farflung.graph.ir import Arg, Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, ValueRef, iter_refs
 
-__all__ = ["Draft", "Ends", "assemble"]
+__all__ = ["Draft", "Ends", "alive", "assemble", "renamed"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def assemble(*, name: str, mode: str, drafts: Sequence[Draft], states: Sequence[
     drawn = accumulate((draft.draws for draft in drafts), initial=0)
     numbers = {draft.name: first for draft, first in zip(drafts, drawn, strict=False) if draft.draws}
     drawing = [ValueRef(draft.name) for draft in drafts if draft.draws]
-    kept = _placed(_alive(drafts, [*outputs.values(), *updates.values(), *drawing]))
+    kept = _placed(alive(drafts, [*outputs.values(), *updates.values(), *drawing]))
     names = _names(kept)
     parameters = {state.name for state in states if state.kind is StateKind.PARAMETER}
     loss = outputs.get("loss")
@@ -64,8 +64,8 @@ def assemble(*, name: str, mode: str, drafts: Sequence[Draft], states: Sequence[
             name=names[draft.name],
             kind=_kind(draft, parameters, is_loss=loss is not None and draft.name == loss.op),
             target=draft.target,
-            args=tuple(_renamed(arg, names) for arg in draft.args),
-            kwargs=tuple((key, _renamed(arg, names)) for key, arg in sorted(draft.kwargs.items())),
+            args=tuple(renamed(arg, names) for arg in draft.args),
+            kwargs=tuple((key, renamed(arg, names)) for key, arg in sorted(draft.kwargs.items())),
             outputs=draft.outputs,
             module=draft.module,
             module_type=draft.module_type,
@@ -101,7 +101,7 @@ def _kind(draft: Draft, parameters: set[str], *, is_loss: bool) -> OpKind:
     return OpKind.NON_PARAMETRIC
 
 
-def _alive(drafts: Sequence[Draft], roots: Sequence[ValueRef]) -> list[Draft]:
+def alive(drafts: Sequence[Draft], roots: Sequence[ValueRef]) -> list[Draft]:
     """What the outputs and state updates need, and what draws random numbers (a plain loop draws them all)."""
     wanted = {ref.op for ref in roots}
     kept = []
@@ -143,7 +143,8 @@ def _names(drafts: Sequence[Draft]) -> dict[str, str]:
     return names
 
 
-def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:
+def renamed(arg: Arg, names: Mapping[str, str]) -> Arg:
+    """``arg`` with the new names of operators."""
     if isinstance(arg, tuple):
-        return tuple(_renamed(item, names) for item in arg)
+        return tuple(renamed(item, names) for item in arg)
     return ValueRef(names[arg.op], arg.index) if isinstance(arg, ValueRef) else arg

@@ -1,65 +1,89 @@
-"""Values of small tensors that a factory computes from numbers alone, such as the rates of ``torch.linspace``.
-
-A factory runs under fake tensors, which have no values. But some factories read such numbers back (``.item()``, ``.tolist()``) to
-build their layers. So calls without draws on small tensors with known values are also computed for real.
-"""
+"""Integer tensors of a trace whose values are known, because they depend on nothing but numbers of the code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["KnownValues"]
+__all__ = ["KnownValues", "untraced"]
 
-#: Elements of a tensor whose values are computed.
-_MOST = 4096
+_MAX_KNOWN = 1 << 22
+_MAKERS = frozenset({torch.arange, torch.full, torch.zeros, torch.ones})
 
 
-class KnownValues:
-    """The values by storage and geometry. A write forgets those of its storage."""
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Real tensors compute for real inside."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+class KnownValues(TorchFunctionMode):
+    """Computes the values of integer tensors that depend on nothing but ``torch.arange`` and the like, beside the trace.
+
+    An index without dimensions whose value is known becomes a number: PyTorch reads its value anyway, and a trace cannot.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[int, dict[Any, torch.Tensor]] = {}
+        super().__init__()
+        #: Traced tensor by its id (kept alive, so that the id stays its own) and its value.
+        self._values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def item(self, tensor: object) -> bool | int | float | complex | None:
-        """The number in ``tensor`` (``None``: it is not known)."""
-        found = self._find(tensor)
-        with unset_fake_temporarily():
-            return None if found is None else found.item()
+    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of ``tensor`` (None: unknown)."""
+        found = self._values.get(id(tensor))
+        return None if found is None else found[1]
 
-    def computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """``func`` has given ``result``, fake tensors: compute their values, if those of all arguments are known."""
-        results = [item for item in pytree.tree_leaves(result) if isinstance(item, torch.Tensor)]
-        given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
-        if func._schema.is_mutable:
-            for item in given:
-                self._values.pop(_storage(item), None)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__getitem__:
+            args = (args[0], self._numbered(args[1]))
+        result = func(*args, **kwargs)
+        self._forget(func, args, kwargs)
+        if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and result.numel() <= _MAX_KNOWN:
+            self._learn(func, result, args, kwargs)
+        return result
+
+    def _numbered(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            return tuple(self._numbered(item) for item in index)
+        known = self.value(index) if isinstance(index, torch.Tensor) and not index.dim() else None
+        if known is None or known.dtype in (torch.bool, torch.uint8):  # a mask
+            return index
+        with untraced():
+            return int(known)
+
+    def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Values that ``func`` wrote to, and those of other views of the same memory, are known no more."""
+        name = getattr(func, "__name__", "")
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+        for tensor in (args[0] if writes and args else None, kwargs.get("out")):
+            if isinstance(tensor, torch.Tensor):
+                memory = tensor.untyped_storage()._cdata
+                kept = self._values.items()
+                self._values = {key: one for key, one in kept if one[0].untyped_storage()._cdata != memory}
+
+    def _learn(self, func: Any, result: torch.Tensor, args: Any, kwargs: Any) -> None:
+        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if func not in _MAKERS and not read:
             return
-        known = [self._find(item) for item in given]
-        draws = torch.Tag.nondeterministic_seeded in func.tags or func._schema.name.startswith("aten::empty")
-        fakes = all(isinstance(item, FakeTensor) and item.numel() <= _MOST and item.device.type == "cpu" for item in results)
-        if draws or not results or not fakes or any(one is None for one in known):
+        if any(id(tensor) not in self._values for tensor in read):
             return
-        values = iter(known)
-        new_args, new_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(values), (tuple(args), dict(kwargs)))
-        with unset_fake_temporarily():
-            found = [item for item in pytree.tree_leaves(func(*new_args, **new_kwargs)) if isinstance(item, torch.Tensor)]
-        for item, value in zip(results, found, strict=True):
-            self._values.setdefault(_storage(item), {})[_geometry(item)] = value
 
-    def _find(self, tensor: object) -> torch.Tensor | None:
-        if not isinstance(tensor, FakeTensor):
-            return None
-        return self._values.get(_storage(tensor), {}).get(_geometry(tensor))
+        def real(leaf: Any) -> Any:
+            return self._values[id(leaf)][1] if isinstance(leaf, torch.Tensor) else leaf
 
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _geometry(tensor: torch.Tensor) -> Any:
-    return int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        plain_args, plain_kwargs = pytree.tree_map(real, (args, {**kwargs, **({"device": "cpu"} if "device" in kwargs else {})}))
+        try:
+            with untraced():
+                value = func(*plain_args, **plain_kwargs)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return  # not known then: the library's own way of tracing stays
+        if isinstance(value, torch.Tensor) and value.shape == result.shape:
+            self._values[id(result)] = (result, value)

@@ -34,7 +34,7 @@ from farflung.frontends.torch.composites import decomposed
 from farflung.frontends.torch.finishing import Draft
 from farflung.frontends.torch.functions import Backward
 from farflung.frontends.torch.gradients import gradient_call
-from farflung.frontends.torch.opaque import GRADIENT
+from farflung.frontends.torch.opaque import BRANCH, GRADIENT
 from farflung.frontends.torch.scatter import scatter_call
 from farflung.graph.ir import Arg, DTypeArg, LocalRef, StateRef, ValueRef
 from farflung.graph.opset import OPSET
@@ -74,6 +74,7 @@ class Lowering:
     """State of the pass.
 
     ``env``: node -> current reference; the caller puts the placeholders there (or links twins by ``same``).
+    ``masks``: those of branches, by number (``mask_branches``).
     ``owners``: placeholder nodes of states -> name; those in ``buffers`` may be written.
     """
 
@@ -86,6 +87,7 @@ class Lowering:
     versions: dict[Node, int] = field(default_factory=dict)
     updates: dict[str, ValueRef] = field(default_factory=dict)
     backwards: Sequence[Backward] = ()
+    masks: dict[int, Any] = field(default_factory=dict)
     _calls: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
 
     def run(self, module: GraphModule, *, no_grad: bool = False) -> tuple[Any, ...]:
@@ -168,6 +170,8 @@ class Lowering:
             self._getitem(node)
         elif isinstance(target, torch._ops.HigherOrderOperator):
             self._higher_order(module, node, no_grad)
+        elif str(target) == BRANCH:
+            self.masks[node.args[1]] = self.read(node.args[0])  # type: ignore[index,arg-type]
         elif isinstance(target, torch._ops.OpOverload):
             self._operator(node, target, no_grad)
         else:

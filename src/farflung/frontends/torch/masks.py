@@ -19,62 +19,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+
+from farflung.frontends.torch.known_values import KnownValues, untraced
 
 __all__ = ["eager_masks"]
 
 _MODULE = "transformers.masking_utils"
 _MODELS = "transformers.models."
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
-_MAX_KNOWN = 1 << 22
-
-
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Real tensors compute for real inside."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield
-
-
-class _Known(TorchFunctionMode):
-    """Computes the values of integer tensors that depend on nothing but ``torch.arange``, beside the trace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: Traced tensor by its id (kept alive, so that the id stays its own) and its value.
-        self._values: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        found = self._values.get(id(tensor))
-        return None if found is None else found[1]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if isinstance(result, torch.Tensor) and not result.dtype.is_floating_point and result.numel() <= _MAX_KNOWN:
-            self._learn(func, result, args, kwargs)
-        return result
-
-    def _learn(self, func: Any, result: torch.Tensor, args: Any, kwargs: Any) -> None:
-        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if func is not torch.arange and not read:
-            return
-        if any(id(tensor) not in self._values for tensor in read):
-            return
-
-        def real(leaf: Any) -> Any:
-            return self._values[id(leaf)][1] if isinstance(leaf, torch.Tensor) else leaf
-
-        plain_args, plain_kwargs = pytree.tree_map(real, (args, {**kwargs, **({"device": "cpu"} if "device" in kwargs else {})}))
-        try:
-            with _untraced():
-                value = func(*plain_args, **plain_kwargs)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            return  # not known then: the library's own way of tracing stays
-        if isinstance(value, torch.Tensor) and value.shape == result.shape:
-            self._values[id(result)] = (result, value)
 
 
 def _delta_rules() -> list[ModuleType]:
@@ -86,11 +38,12 @@ def _delta_rules() -> list[ModuleType]:
 @contextmanager
 def eager_masks() -> Iterator[None]:
     """While it lasts, ``transformers`` (if it is loaded) makes its masks as in an eager run."""
+    known = KnownValues()
     library = sys.modules.get(_MODULE)
     if library is None:
-        yield
+        with known:
+            yield
         return
-    known = _Known()
     with ExitStack() as stack:
         for module in (library, *_delta_rules()):
             if hasattr(module, "is_torchdynamo_exporting"):
@@ -100,7 +53,7 @@ def eager_masks() -> Iterator[None]:
 
             def find_packed(position_ids: torch.Tensor) -> Any:
                 value = known.value(position_ids)
-                with _untraced():
+                with untraced():
                     one_sequence = value is not None and bool((value.diff(dim=-1) == 1).all())
                 return None if one_sequence else original(position_ids)
 

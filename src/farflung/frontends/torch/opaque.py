@@ -4,6 +4,7 @@ The operators exist only while a module is captured: they have shapes and no ker
 ``OPAQUE``, under which engines know them. A call is held
 
 - where PyTorch reads values (lengths of a CTC loss) or refuses element types under fake tensors (grouped products),
+- where linear layers take groups of rows whose sizes the data decide (``row_groups``),
 - where a served model attends to its key-value cache (``frontends.recipes.serving``), and
 - around the result of a custom ``autograd.Function``, whose gradients come from its own backward.
 """
@@ -20,7 +21,9 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["GRADIENT", "OPAQUE", "opaque_calls"]
+from farflung.frontends.torch.row_groups import grouped_call, sizes_as_stand_ins
+
+__all__ = ["BRANCH", "GRADIENT", "OPAQUE", "opaque_calls"]
 
 _LIBRARY: Any = torch.library.Library("farflung_capture", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
@@ -32,14 +35,19 @@ _LIBRARY.define(
     "int window) -> Tensor"
 )
 _LIBRARY.define("grouped_mm(Tensor input, Tensor weight, Tensor offsets) -> Tensor")
+_LIBRARY.define("grouped_linear(Tensor input, Tensor[] weights, Tensor sizes) -> Tensor")
+_LIBRARY.define("branch(Tensor mask, int number) -> Tensor")
 _LIBRARY.define("gradient(Tensor[] inputs, Tensor[] outputs, Tensor[] saved, int number) -> Tensor[]")
 
 #: The operator around a custom function's results; ``number`` says which function of the capture it is.
 GRADIENT = "farflung_capture.gradient.default"
+#: Marks the mask of a branch (``mask_branches``); it has no result that anything reads.
+BRANCH = "farflung_capture.branch.default"
 #: Operator of the library -> its name in a graph.
 OPAQUE = {
     "farflung_capture.cached_attention.default": "farflung.cached_attention",
     "farflung_capture.ctc_loss.default": "farflung.ctc_loss",
+    "farflung_capture.grouped_linear.default": "farflung.grouped_linear",
     "farflung_capture.grouped_mm.default": "farflung.grouped_mm",
 }
 
@@ -58,6 +66,19 @@ def _cached_attention(query: torch.Tensor, *rest: Any) -> torch.Tensor:
 @torch.library.register_fake("farflung_capture::grouped_mm", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _grouped_mm(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return rows.new_empty((rows.shape[0], weight.shape[2]))
+
+
+@torch.library.register_fake("farflung_capture::grouped_linear", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _grouped_linear(rows: torch.Tensor, weights: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((rows.shape[0], weights[0].shape[0]))
+
+
+@torch.library.register_fake("farflung_capture::branch", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _branch(mask: torch.Tensor, number: int) -> torch.Tensor:
+    return mask.new_empty(())
+
+
+torch.fx.node.has_side_effect(torch.ops.farflung_capture.branch.default)  # stays in the graph although nothing reads it
 
 
 @torch.library.register_fake("farflung_capture::gradient", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -79,6 +100,8 @@ class _Opaque(TorchFunctionMode):
             offsets = kwargs.get("offs")
             if offsets is not None and rows.dim() == 2 and weight.dim() == 3:
                 return torch.ops.farflung_capture.grouped_mm.default(rows, weight, offsets)
+        if (found := grouped_call(func, args, kwargs)) is not None:
+            return found
         return func(*args, **kwargs)
 
 
@@ -105,5 +128,6 @@ def opaque_calls() -> Iterator[None]:
     with ExitStack() as stack:
         if experts is not None and hasattr(experts, "is_torchdynamo_compiling"):
             stack.enter_context(patch.object(experts, "is_torchdynamo_compiling", lambda: False))
+        stack.enter_context(sizes_as_stand_ins())
         stack.enter_context(_Opaque())
         yield

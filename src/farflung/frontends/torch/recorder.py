@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.exporting import PATCHES
-from farflung.frontends.torch.known_values import KnownValues
+from farflung.frontends.torch.known_numbers import KnownNumbers
 from farflung.frontends.torch.twins import as_state, with_twins
 
 __all__ = ["Made", "Note", "Recorder", "Recording", "record", "record_initializers", "recordable_torch"]
@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self._made: dict[Geometry, Made] = {}
         self._alive: list[torch.UntypedStorage] = []
-        self._values = KnownValues()
+        self._values = KnownNumbers()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

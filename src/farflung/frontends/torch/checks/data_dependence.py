@@ -15,6 +15,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
 from unittest.mock import patch
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["data_check", "data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
+__all__ = ["DataCheck", "data_check", "data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
 _BETWEEN = tuple(
@@ -78,24 +79,47 @@ def _chain(error: BaseException) -> list[BaseException]:
     return []
 
 
-def data_check(error: BaseException) -> tuple[CodeType, int] | None:
-    """The code and the line of the ``assert`` statement with which an export failed because it depends on data; None: no such."""
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """A statement that only checks data: the ``code`` of its function, and the ``line`` where the statement starts."""
+
+    code: CodeType
+    line: int
+
+
+def data_check(error: BaseException) -> DataCheck | None:
+    """The check with which an export failed because it depends on data; None: no such.
+
+    A check is an ``assert`` statement, or an ``if`` statement that does nothing but raise an error.
+    """
     for each in _chain(error):
         frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(each.__traceback__)]
         outside = [place for place in frames if not is_between(place[0].co_filename)]
         if outside:
             code, number = outside[-1]
-            return (code, number) if _in_assert(code.co_filename, number) else None
+            line = _check_at(code.co_filename, number)
+            return None if line is None else DataCheck(code, line)
     return None
 
 
-def _in_assert(file: str, number: int) -> bool:
+def _check_at(file: str, number: int) -> int | None:
+    """The first line of the check whose condition is at line ``number``; None: there is no check."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
-        return False
-    checks = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
-    return any(node.lineno <= number <= (node.end_lineno or node.lineno) for node in checks)
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)):
+            condition = node if isinstance(node, ast.Assert) else node.test
+            if condition.lineno <= number <= (condition.end_lineno or condition.lineno):
+                return node.lineno
+    return None
+
+
+def _only_raises(statement: ast.If) -> bool:
+    """Whether the statement, if it does not raise, leaves nothing behind."""
+    assigns = any(isinstance(node, ast.NamedExpr) for node in ast.walk(statement.test))
+    return not assigns and not statement.orelse and len(statement.body) == 1 and isinstance(statement.body[0], ast.Raise)
 
 
 def is_between(file: str) -> bool:

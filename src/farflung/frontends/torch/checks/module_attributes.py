@@ -1,9 +1,9 @@
-"""Refuse a forward that changes plain attributes of its module, where a change would alter the next step.
+"""Refuse a forward that changes plain attributes or parts of its module, where a change would alter the next step.
 
 A graph is traced once, so a counter in the forward (``self.n += 1``) would keep its first value forever. The attributes are
 compared before and after the trace. If the forward changed an attribute, the module is traced once more with the changed
 attributes. The forward is accepted only if the second trace changes nothing further and gives the same graph, as for a forward
-that stores the size of its input. Attributes have their old values afterwards.
+that stores the size of its input, or that replaces a part at the start of the first step. The module is as before afterwards.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import translated
+from farflung.graph.ir import Graph
 
 __all__ = ["refuse_changed_attributes"]
 
@@ -29,10 +30,9 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 _Name = tuple[str, str]
-T = TypeVar("T")
 
 
-def refuse_changed_attributes(module: nn.Module, trace: Callable[[], T]) -> T:
+def refuse_changed_attributes(module: nn.Module, trace: Callable[[], Graph]) -> Graph:
     """Return the graph that ``trace`` (of ``module``) returns, and restore the attributes of ``module``.
 
     Raises:
@@ -41,21 +41,30 @@ def refuse_changed_attributes(module: nn.Module, trace: Callable[[], T]) -> T:
     before = _Attributes(module)
     try:
         first, middle = _observed(module, trace)
-        changed = before.changed(middle, identity=True)
+        replaced = before.replaced(middle)
+        changed = [*replaced, *before.changed(middle, identity=True)]
         if not changed:
             return first
         middle.restore(module, stand_ins=True)
-        with translated(lambda error: CaptureError(_report(*changed[0]))):  # a forward that fails now depends on its attributes
+        report = functools.partial(_report_part if replaced else _report, *changed[0])
+        with translated(lambda error: CaptureError(report())):  # a forward that fails now depends on its attributes
             second, after = _observed(module, trace)
-        further = middle.changed(after, identity=False)
-        if further or not first == second:
-            raise CaptureError(_report(*(further or changed)[0]))
+        further = [*middle.replaced(after), *middle.changed(after, identity=False)]
+        if further and not replaced:
+            raise CaptureError(_report(*further[0]))
+        if further or not _computation(first) == _computation(second):
+            raise CaptureError(report())
         return second
     finally:
         before.restore(module)
 
 
-def _observed(module: nn.Module, trace: Callable[[], T]) -> tuple[T, _Attributes]:
+def _computation(graph: Graph) -> Graph:
+    """``graph`` without the names of the parts that its operators come from: a part that a forward makes has no name yet."""
+    return replace(graph, ops=tuple(replace(op, module="", module_type="", occurrence=0) for op in graph.ops))
+
+
+def _observed(module: nn.Module, trace: Callable[[], Graph]) -> tuple[Graph, _Attributes]:
     """The result of ``trace``, and the attributes at the end of the forward (``torch.export`` restores some later)."""
     forward, found = module.forward, []
 
@@ -68,6 +77,13 @@ def _observed(module: nn.Module, trace: Callable[[], T]) -> tuple[T, _Attributes
     with patch.object(module, "forward", observed):
         result = trace()
     return result, found[-1]
+
+
+def _report_part(path: str, name: str) -> str:
+    return (
+        f"the forward of module {path or '(root)'} replaces self.{name}, and its first step differs from those after it: "
+        "call the module once on a batch, and pass it afterwards"
+    )
 
 
 def _report(path: str, name: str) -> str:
@@ -86,12 +102,19 @@ class _Attribute:
 
 
 class _Attributes:
-    """The attributes of all parts of a module that hold plain values, tensors, or containers."""
+    """The parts of a module, and their attributes that hold plain values, tensors, or containers."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found: dict[_Name, _Attribute] = {
             (path, name): _Attribute(value, _content(value)) for path, name, value in _watched(module)
         }
+        self._children = [(path, part, dict(part._modules)) for path, part in module.named_modules()]
+
+    def replaced(self, later: _Attributes) -> list[_Name]:
+        """The names of parts that are other ones in ``later``."""
+        mine, others = ({(path, name): child for path, _, children in side._children for name, child in children.items()}
+                        for side in (self, later))  # fmt: skip
+        return [name for name in dict.fromkeys([*mine, *others]) if mine.get(name) is not others.get(name)]
 
     def changed(self, later: _Attributes, *, identity: bool) -> list[_Name]:
         """The names whose content differs in ``later``; ``identity``: another tensor counts as a change."""
@@ -99,7 +122,14 @@ class _Attributes:
         return [name for name in names if self._key(name, identity) != later._key(name, identity)]
 
     def restore(self, module: nn.Module, *, stand_ins: bool = False) -> None:
-        """Give ``module`` these attributes; ``stand_ins``: other tensors, whose values nothing else has, replace tensors."""
+        """Give ``module`` these parts and attributes.
+
+        ``stand_ins``: other tensors, whose values nothing else has, replace tensors.
+        """
+        for _, part, children in self._children:
+            if part._modules != children:
+                part._modules.clear()
+                part._modules.update(children)
         parts = dict(module.named_modules())
         for path, name, _ in list(_watched(module)):
             if (path, name) not in self._found:
