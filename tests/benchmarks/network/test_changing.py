@@ -30,6 +30,7 @@ def test_a_step_that_never_gets_there_is_late_for_all_of_it() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.timeout(600)  # three clusters of four processes, which load PyTorch
 @pytest.mark.parametrize("bench", [Changing(), Crawl()])
 def test_a_short_run(bench: Changing | Crawl) -> None:
     report = bench.run(bench.settings(quick=True), lambda text: None)

@@ -53,6 +53,7 @@ def test_training_tells_the_links_that_it_uses() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.timeout(400)
 def test_a_small_network_is_measured() -> None:
     report = Profile().run(ProfileSettings(quick=True, nodes=2, uplink=0.0, training=0), lambda text: None)
     assert len(report.figures["links"]) == 2

@@ -37,6 +37,7 @@ def test_targets_are_judged_by_the_ratios_of_what_was_measured() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_iterations_are_measured_beside_their_prediction() -> None:
     chosen = BENCHMARKS.get("sync-network")
