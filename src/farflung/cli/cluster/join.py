@@ -6,7 +6,7 @@ The command imports what registration with the broker needs. ``worker.reconnect`
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -136,12 +136,8 @@ def join(
     own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
     _tell_limits(own, stored)
     certificate = members_folder() / f"{own}.certificate"
-    writer, shown = LogWriter(), timed_log(verbose=verbose)
-
-    def say(line: str) -> None:
-        writer.write(worker_log(own), line)
-        shown(line)
-
+    writer = LogWriter()
+    say = _twofold_log(writer, own, verbose=verbose)
     with ExitStack() as ending:
         ending.callback(limits.end)
         ending.callback(writer.close)
@@ -162,6 +158,17 @@ def join(
             writer.write(worker_log(own), f"ended: {error}")
             raise
     typer.echo(f"{own}: left")
+
+
+def _twofold_log(writer: LogWriter, own: str, *, verbose: bool) -> Callable[[str], None]:
+    """Return what prints a line and writes it to the log of the worker ``own``."""
+    shown = timed_log(verbose=verbose)
+
+    def say(line: str) -> None:
+        writer.write(worker_log(own), line)
+        shown(line)
+
+    return say
 
 
 def _tell_limits(own: str, stored: OwnerLimits) -> None:
