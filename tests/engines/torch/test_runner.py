@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from farflung.engines import EngineSettings, MicroBatch, StageRunner, get_engine
-from farflung.errors import CheckpointError, GraphError, InputError
+from farflung.errors import CheckpointError, DataError, GraphError, InputError
 from farflung.frontends.torch.capture import capture
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, Use, ValueRef
@@ -311,7 +311,9 @@ def test_failing_operator_is_named() -> None:
     graph = tiny(index, op("h", "aten.embedding.default", StateRef("t"), ValueRef("i")), states=(table,))
     runner = whole(graph)
     runner.load({"t": np.zeros((2, 3), dtype=np.float32)})
-    with pytest.raises(GraphError, match=r"operator 'h' \(aten.embedding.default\) failed: index out of range"):
+    with pytest.raises(
+        DataError, match=r"^indices of the table must be 0 to 1, got 7: .*; operator 'h' \(aten.embedding.default\)$"
+    ):
         runner.forward(KEY, {}, {"i": np.array(7)})
 
 
