@@ -40,7 +40,7 @@ COVERED = {
     ("docs/emulation.md", "toml"): (2, "test_documented_code.py"),
     ("docs/exactness.md", "python"): (1, "test_documented_code.py"),
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
-    ("docs/image-models.md", "toml"): (1, "end_to_end/training/test_timm_folders.py"),
+    ("docs/image-models.md", "toml"): (2, "end_to_end/training/test_timm_folders.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
     ("docs/jobs.md", "toml"): (5, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_prices.py"),

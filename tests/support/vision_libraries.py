@@ -1,4 +1,4 @@
-"""The library timm where it is installed, and small models of it as folders."""
+"""The libraries timm and diffusers where they are installed, and small models of it as folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.training.coverage_vision import load_torchvision
 
-__all__ = ["save_images", "save_timm", "timm_library"]
+__all__ = ["diffusers_library", "save_images", "save_timm", "timm_library"]
 
 
 def timm_library() -> Any:
@@ -19,6 +19,12 @@ def timm_library() -> Any:
     if load_torchvision() is None:
         pytest.skip("torchvision is not installed: pip install 'farflung[timm]'")
     return pytest.importorskip("timm", reason="timm is not installed: pip install 'farflung[timm]'")
+
+
+def diffusers_library() -> Any:
+    """The library; a test without it is skipped."""
+    load_torchvision()  # transformers, which diffusers imports, takes it if it is there
+    return pytest.importorskip("diffusers", reason="diffusers is not installed: pip install 'farflung[diffusers]'")
 
 
 def save_timm(name: str, folder: Path, **args: Any) -> Any:

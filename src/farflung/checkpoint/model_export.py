@@ -43,7 +43,7 @@ def export_model(reader: CheckpointReader, kept: Mapping[str, bytes], out: Path)
     whole = whole_states(reader)
     states = whole.states
     if found is None:
-        names = {state: state.removeprefix(prefix) for state in states}
+        names = {state: state.removeprefix(prefix) for state in states if state.startswith(prefix)}
         export_folder(whole, out, config=notes[library], names=names, files=files)
     else:
         merging = found

@@ -86,7 +86,7 @@ def test_a_name_begins_with_random_weights(tmp_path: Path) -> None:
 def test_the_page_has_a_whole_job(tmp_path: Path) -> None:
     """The block of docs/image-models.md: it trains, on the folders that it names."""
     page = (Path(__file__).parents[3] / "docs" / "image-models.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    block, _ = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
     save_timm("test_resnet", tmp_path / "model", num_classes=5)
     save_images(tmp_path / "photos", 32, classes=10)
     for old, new in (("steps = 100", "steps = 1"), ("[16, 16]", "[2, 2]"), ("224", "32")):

@@ -45,6 +45,7 @@ for _name in ("gpt2", "llama", "bert", "albert"):
     RECIPES.add(_name, _from("huggingface", "huggingface", _name))
 RECIPES.add("hf", _from("model_folder", "model_folder"))
 RECIPES.add("timm", _from("timm_folder", "timm_model"))
+RECIPES.add("diffusers", _from("diffusion_folder", "diffusion_model"))
 
 
 def load_recipe(recipe: str, args: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Recipe:

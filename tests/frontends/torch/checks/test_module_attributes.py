@@ -235,3 +235,26 @@ def test_a_set_that_was_filled_again_is_no_change() -> None:
     assert list(again) != before
     assert capture(module, (torch.zeros(2, 2),)).ops
     assert module.kinds == again
+
+
+class Frozen(dict[str, int]):
+    """A configuration that allows no change."""
+
+    def update(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("it is frozen")
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.settings = Frozen(size=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).sum() * self.settings["size"]
+
+
+def test_what_did_not_change_is_left_alone() -> None:
+    module = Configured()
+    capture(module, (torch.zeros(1, 2),))
+    assert module.settings == {"size": 2}

@@ -177,6 +177,8 @@ def _rebuilt(value: Any, content: Any, stand_ins: bool) -> Any:
         return value
     items = [(key, _rebuilt(item, inner, stand_ins)) for key, item, inner in content]
     if isinstance(value, dict):
+        if len(value) == len(items) and all(key in value and value[key] is item for key, item in items):
+            return value  # it may allow no change, as configurations of diffusers
         value.clear()
         value.update(items)
     elif isinstance(value, set):
