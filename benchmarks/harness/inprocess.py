@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from farflung.broker.progress import Progress, RecordList
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.client.in_process import LocalHooks, LocalRun
 from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
@@ -98,7 +99,7 @@ def run_planned(
         if on_record is not None:
             on_record(record)
 
-    progress = Progress(given.job, setups, MonotonicClock(), sink)
+    progress = Progress(ReportLimits(given.job), setups, MonotonicClock(), sink)
     micro: list[tuple[float, ...]] = []
 
     def report(device: str, done: StepReport) -> None:

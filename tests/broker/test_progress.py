@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.broker.progress import Progress
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.clock import VirtualClock
 from farflung.errors import WireError
 from farflung.job.load import make_job
@@ -37,7 +38,7 @@ def report(step: int, *, stage: int = 0, loss: float | None = None) -> StepRepor
 def progress(workers: int, steps: int = 10, first: int = 0) -> tuple[Progress, list[StepRecord | EvaluationRecord], VirtualClock]:
     clock, told = VirtualClock(), list[StepRecord | EvaluationRecord]()
     job = make_job({"steps": steps, "micro_batch_sizes": [2, 3], "data": {"kind": "text", "path": "x", "sequence": 8}})
-    return Progress(job, [f"w{n}" for n in range(workers)], clock, told.append, 0.25, first), told, clock
+    return Progress(ReportLimits(job), [f"w{n}" for n in range(workers)], clock, told.append, 0.25, first), told, clock
 
 
 def test_a_step_is_on_record_when_all_have_told_it() -> None:
@@ -155,7 +156,7 @@ def test_whoever_asks_who_is_missing_never_waits_for_the_sink() -> None:
         free.wait(60)
 
     job = make_job({"steps": 3, "micro_batch_sizes": [2, 3]})
-    made = Progress(job, ["w0"], VirtualClock(), sink)
+    made = Progress(ReportLimits(job), ["w0"], VirtualClock(), sink)
     recording = threading.Thread(target=made.report, args=("w0", report(0, loss=1.0)), name="recording")
     recording.start()
     assert entered.wait(60)

@@ -70,3 +70,24 @@ def test_shapes_take_no_memory() -> None:
     """A stack that would take a petabyte is refused by its shape, before anything is read."""
     assert shape_of(["stack", 0, *["x"] * 1000], lambda name: (1 << 20, 1 << 20)) == (1000, 1 << 20, 1 << 20)
     assert shape_of(["transpose", 0, 1, ["nf4_codes", "x"]], lambda name: (1 << 20, 1 << 20)) == (1 << 19, 1 << 20)
+
+
+def test_an_inner_result_is_not_far_larger_than_tensors_and_result() -> None:
+    """A job could fill a worker's memory: a slice of a thousand copies of a tensor of its files."""
+    shapes = {"w": (1000, 1000)}
+    copies: list[Any] = ["cat", 0, *["w"] * 1000]
+    with pytest.raises(
+        CheckpointError, match=r"^an expression for weights has 1000000000 elements inside, at most 8000000 are allow"
+    ):
+        shape_of(["slice", 0, 0, 1, copies], shapes.__getitem__)
+    assert shape_of(copies, shapes.__getitem__) == (1_000_000, 1000)
+    assert shape_of(["slice", 0, 0, 1, ["cat", 0, *["w"] * 8]], shapes.__getitem__) == (1, 1000)
+
+
+def test_expressions_are_not_nested_without_end() -> None:
+    source: Any = "w"
+    for _ in range(32):
+        source = ["transpose", 0, 1, source]
+    assert expressions_from_json(expressions_to_json({"state": source})) == {"state": source}
+    with pytest.raises(InputError, match=r"weights\.sources is malformed"):
+        expressions_from_json(expressions_to_json({"state": ["transpose", 0, 1, source]}))

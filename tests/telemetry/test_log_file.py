@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -64,3 +65,22 @@ def test_new_lines_are_read_from_a_position(tmp_path: Path) -> None:
 
 def test_what_can_not_be_written_is_left_out(tmp_path: Path) -> None:
     assert written(tmp_path / "nowhere" / "run.log", "lost") == []
+
+
+def test_a_flood_of_lines_waits_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is slower than whoever reports: lines are left out, and later ones are written."""
+    monkeypatch.setattr(log_file, "_MOST_WAITING", 100)
+    free, append = threading.Event(), log_file._append
+
+    def wait(path: Path, line: str) -> None:
+        free.wait(60)
+        append(path, line)
+
+    monkeypatch.setattr(log_file, "_append", wait)
+    path, writer = tmp_path / "run.log", LogWriter()
+    for number in range(1000):
+        writer.write(path, f"line {number:05}")
+    free.set()
+    writer.close()
+    assert 10 <= len(read_last(path, 1000).lines) <= 11
+    assert written(path, "later")[-1] == "later"

@@ -14,6 +14,7 @@ from farflung.api.local_folder import LocalFolder
 from farflung.api.planning import plan as make_plan
 from farflung.api.result import Outcome
 from farflung.broker.progress import Progress, RecordList
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.client.in_process import LocalHooks, LocalRun
 from farflung.client.shared_batches import SharedBatches
 from farflung.clock import MonotonicClock
@@ -78,7 +79,7 @@ def train_here(
         listener.take(record)
         run.wake()
 
-    progress = Progress(job, setups, MonotonicClock(), sink, None, folder.first_step)
+    progress = Progress(ReportLimits(job), setups, MonotonicClock(), sink, None, folder.first_step)
     sources = _Sources(next(iter(setups.values())), batches, evaluation)
     hooks = {device: _Hooks(device, sources, states, progress, listener) for device in setups}
     run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, job.threads)

@@ -14,6 +14,7 @@ from farflung.broker.progress import Progress
 from farflung.broker.records.backlog import Backlog
 from farflung.broker.records.latest_records import LatestRecords
 from farflung.broker.records.metrics_file import MetricsFile
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.broker.records.run_log import RunLog
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.verification.run_verification import RunVerification
@@ -103,8 +104,8 @@ class WorkerFacts:
     copied: dict[int, dict[str, str]] = field(default_factory=dict)
     #: Workers that others blame for what they sent: their copies are not used.
     blamed: set[str] = field(default_factory=set)
-    #: Reports of steps that a dead worker may not have reported.
-    step_reports: list[StepReport] = field(default_factory=list)
+    #: worker -> reports of steps that a dead worker may not have reported
+    step_reports: dict[str, list[StepReport]] = field(default_factory=dict)
     #: States after this step are not trusted, so the next attempt begins with a checkpoint from before (None: all are trusted).
     distrusted: int | None = None
     #: The secret from which the draws of verified units come. A restarted broker has another one.
@@ -175,6 +176,13 @@ class LiveRun:
     def running(self) -> Plan | None:
         """The plan that ran until now; workers retain states by it (None: there was none)."""
         return self.planned.plan if self.planned is not None else self.last_plan
+
+    def limits(self, plan: Plan | None) -> ReportLimits:
+        """Return what workers may report of an attempt by ``plan`` (``None``: it is not known)."""
+        bundle = self.submission.bundle
+        graph = None if bundle is None else bundle.eval_graph
+        outputs = () if graph is None else [name for name, _ in graph.outputs]
+        return ReportLimits(self.job, None if plan is None else len(plan.stages), outputs)
 
     @property
     def serves(self) -> bool:

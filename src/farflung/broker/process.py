@@ -10,6 +10,7 @@ import fcntl
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -155,17 +156,14 @@ class Broker:
         self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome, access.recheck)
-        server, door = self._make_servers(opening, credentials, access, say)
+        server, door = self._make_servers(opening, credentials, access, quotas, say)
         access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
         tunnel = DashboardTunnel(self.home)
         opening.callback(tunnel.close)  # its connections end with the server
         opening.callback(server.close)
         opening.callback(serving.close)
-        mirror = Mirror(storage.mirror, say) if storage.mirror else None
-        if mirror is not None:
-            opening.callback(mirror.close)
-        transfers = Transfers(runs=self.runs, folders=folders, notices=notices, mirror=mirror, handle=self.manager.handle)
+        transfers = self._make_transfers(opening, folders, quotas, notices, storage.mirror)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions, tunnel))
         restored = RestoredRuns(
@@ -174,7 +172,7 @@ class Broker:
             handle=self.manager.handle,
             recorder=self.manager.recorder,
             say=say,
-            fetch=None if mirror is None else mirror.fetch,
+            fetch=None if transfers.mirror is None else transfers.mirror.fetch,
         )
         opening.callback(restored.close)
         deadlines = AttemptDeadlines(runs=self.runs, handle=self.manager.handle, warn=say)
@@ -206,13 +204,29 @@ class Broker:
         )
 
     def _make_servers(
-        self, opening: ExitStack, credentials: Credentials, access: AccessControl, say: Callable[[str], None]
+        self,
+        opening: ExitStack,
+        credentials: Credentials,
+        access: AccessControl,
+        quotas: TicketQuotas,
+        say: Callable[[str], None],
     ) -> tuple[RpcServer, RpcServer]:
         """Return the server for members and the door. Both tell callers their address."""
         observer = AddressObserver(self.network.punching.seen, self._other_port)
         opening.callback(observer.close)
-        server = RpcServer(credentials, host=RpcHost(log=say, check=access.check, observe=observer.serve))
-        return server, RpcServer(credentials, host=RpcHost(log=say, observe=observer.serve), door=True)
+        groups = partial(quotas.groups, ticket_of=self.names.ticket)
+        host = RpcHost(log=say, check=access.check, observe=observer.serve, groups=groups)
+        return RpcServer(credentials, host=host), RpcServer(credentials, host=RpcHost(log=say, observe=observer.serve), door=True)
+
+    def _make_transfers(
+        self, opening: ExitStack, folders: RunFolders, quotas: TicketQuotas, notices: Notices, store: str
+    ) -> Transfers:
+        """``store``: the URL to which checkpoints are copied (empty: they are not)."""
+        mirror = Mirror(store, notices.operator) if store else None
+        if mirror is not None:
+            opening.callback(mirror.close)
+        handle = self.manager.handle
+        return Transfers(runs=self.runs, folders=folders, quotas=quotas, notices=notices, mirror=mirror, handle=handle)
 
     def _make_notices(self, opening: ExitStack, log: BrokerLog, allowed: tuple[str, ...]) -> tuple[Notices, RunTrackers]:
         def warn(run: str, text: str) -> None:  # the trackers get messages from the notices, and send some themselves

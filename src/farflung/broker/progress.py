@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from math import exp
 
 from farflung.broker.excluded_members import blamed_members, excluded_members
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.clock import Clock, monotonic
 from farflung.errors import WireError
 from farflung.job.spec import JobSpec
@@ -75,15 +76,16 @@ class Progress:
 
     def __init__(
         self,
-        job: JobSpec,
+        limits: ReportLimits,
         workers: Collection[str],
         clock: Clock,
         sink: Callable[[StepRecord | EvaluationRecord], None],
         predicted_seconds: float | None = None,
         first_step: int = 0,
     ) -> None:
-        self._job, self._workers, self._sink = job, frozenset(workers), sink
-        self._predicted, self._faulty = predicted_seconds, _faulty(job)
+        """``limits``: what reports may have, and the job."""
+        self._job, self._limits = limits.job, limits
+        self._workers, self._sink, self._predicted = frozenset(workers), sink, predicted_seconds
         #: Reentrant: ``sink`` may end the run, which calls ``close``.
         self._lock = threading.Condition(threading.RLock())
         #: step -> the reports that came, by worker
@@ -174,20 +176,18 @@ class Progress:
             raise WireError(f"{name} reported step {report.step} twice")
         if strangers := (report.excluded | report.spoilers) - self._workers:
             raise WireError(f"a report of step {report.step} names {min(strangers):.60}, which has no part in the plan")
-        losses, most = len(report.losses), len(self._job.micro_batch_sizes)
-        if losses > most:
-            raise WireError(f"a report of step {report.step} has {losses} losses, and the job has {most} micro-batches")
+        self._limits.check_step(report)
 
     def evaluation(self, step: int, outputs: Mapping[str, float]) -> None:
         """Take an evaluation: mean outputs over its micro-batches (``loss``, ``correct``: right answers of one, metrics).
 
         Raises:
-            WireError: the outputs have no loss.
+            WireError: see ``ReportLimits.check_evaluation``.
         """
-        loss = outputs.get("loss")
-        if loss is None:
-            raise WireError(f"an evaluation must have a loss, this one has {', '.join(outputs) or 'nothing'}")
-        correct = outputs.get("correct")
+        with self._lock:
+            if not self._closed:
+                self._limits.check_evaluation(step, outputs, min(self._next + _MAX_OPEN, self._job.steps))
+        loss, correct = outputs["loss"], outputs.get("correct")
         record = EvaluationRecord(
             step=step,
             elapsed=self._times.elapsed(),
@@ -213,7 +213,7 @@ class Progress:
 
     def _merge(self, by_worker: Mapping[str, StepReport]) -> StepRecord:
         reports, (seconds, elapsed) = list(by_worker.values()), self._times.step()
-        excluded = excluded_members(by_worker, self._faulty)
+        excluded = excluded_members(by_worker, _faulty(self._job))
         leader = next((report for report in reports if report.loss is not None), reports[0])
         samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
         sent: dict[Pair, int] = {}

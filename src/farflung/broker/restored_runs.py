@@ -101,8 +101,7 @@ class RestoredRuns:
     def _add_unfinished(self, live: LiveRun, journaled: JournaledRun) -> None:
         expected = journaled.devices if journaled.attempts else 0
         if expected:  # steps that were committed when the broker died, and are not on record: the workers will report them
-            names = () if live.last_plan is None else live.last_plan.devices
-            progress = self.recorder.progress(live, names, None, live.times.recorded)
+            progress = self.recorder.progress(live, live.last_plan, None, live.times.recorded)
             progress.begin(live.times.elapsed)
             live.attempt = replace(live.attempt, first_step=live.times.recorded, progress=progress)
         needed = counted(expected or live.job.workers or 1, "worker")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 
 from farflung.broker.live_run import LiveRun
@@ -12,6 +12,7 @@ from farflung.broker.run_table import RunTable
 from farflung.clock import MonotonicClock
 from farflung.errors import FarflungError
 from farflung.messages.submission import Bundle
+from farflung.plan.model import Plan
 from farflung.protocol.events import Event, MemberSpoilt, RunAdvanced
 from farflung.telemetry.records import Record, RelayedRecord, StepRecord
 from farflung.units import Bytes
@@ -32,9 +33,11 @@ class RunRecorder:
         """``recorded`` is called with a run whose records have grown, before watchers receive the record."""
         self._runs, self._notices, self._handle, self._recorded = runs, notices, handle, recorded
 
-    def progress(self, live: LiveRun, workers: Collection[str], predicted: float | None, first_step: int) -> Progress:
-        """Return a new ``Progress`` whose records are records of ``live``."""
-        return Progress(live.job, workers, MonotonicClock(), lambda record: self.record(live, record), predicted, first_step)
+    def progress(self, live: LiveRun, plan: Plan | None, predicted: float | None, first_step: int) -> Progress:
+        """Return a new ``Progress`` of the workers of ``plan`` (``None``: of nobody) whose records are records of ``live``."""
+        workers = () if plan is None else plan.devices
+        limits = live.limits(plan)
+        return Progress(limits, workers, MonotonicClock(), lambda record: self.record(live, record), predicted, first_step)
 
     def record(self, live: LiveRun, record: Record) -> None:
         """Put ``record`` on record.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from farflung.broker.links.network import Network
 from farflung.broker.links.traffic_figures import update_from_traffic
 from farflung.broker.live_run import LiveRun, WaitingWorker
 from farflung.broker.notices import Notices
+from farflung.broker.rate_limit import RateLimit
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
@@ -61,6 +62,8 @@ from farflung.units import BytesPerSecond
 __all__ = ["RunReports"]
 
 
+#: Notes, and texts, of one worker in a minute that watchers receive; others are dropped.
+_NOTES = 120.0
 #: Copy intervals whose hashes are remembered: workers have at most two.
 _MOST_COPIES = 4
 
@@ -86,6 +89,8 @@ class RunReports:
     replanner: Replanner
     stragglers: StragglerMonitor
     send: Callable[[str, Message], None]
+    #: How often each worker sends notes (under ``RunTable.changed``).
+    _notes: RateLimit = field(default_factory=lambda: RateLimit(_NOTES))
 
     @cached_property
     def _router(self) -> Router[_Part, None]:
@@ -112,7 +117,7 @@ class RunReports:
         if not self.runs.serves(name, run):
             return  # the run is over, or this worker never worked on it
         live = self.runs.live(run)
-        if message.attempt not in (0, live.attempt.number):
+        if message.attempt != live.attempt.number:
             return  # of a plan that is over
         try:
             self._router.dispatch(_Part(live, name), message)
@@ -232,11 +237,17 @@ class RunReports:
         self._learn(part.live, part.name, trace[0].spans, links_of(message.links))
 
     def _generated(self, part: _Part, message: Generated) -> None:
-        part.live.sample = message.text
-        self.notices.watchers(part.live, GeneratedText(text=message.text))
+        if self._allows(f"{part.name} text"):
+            part.live.sample = message.text
+            self.notices.watchers(part.live, GeneratedText(text=message.text))
 
     def _noted(self, part: _Part, message: Noted) -> None:
-        self.notices.watchers(part.live, Note(text=message.text, detail=message.detail is True))
+        if self._allows(f"{part.name} note"):
+            self.notices.watchers(part.live, Note(text=message.text, detail=message.detail is True))
+
+    def _allows(self, what: str) -> bool:
+        with self.runs.changed:
+            return not self._notes.take(what, monotonic())
 
     def _check_data(self, live: LiveRun, name: str, fingerprints: Mapping[str, str]) -> None:
         """Compare the worker's data with that of the other workers.
@@ -250,8 +261,10 @@ class RunReports:
         self.notices.watchers(live, MemberReady(name=name))
         compare_fingerprints(known)
 
-    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], links: Mapping[str, Told]) -> None:
-        """Update the figures of links from training traffic of the worker ``name``."""
+    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], told: Mapping[str, Told]) -> None:
+        """Update the figures of links between members from training traffic of the worker ``name``."""
+        with self.runs.changed:
+            links = {peer: told[peer] for peer in told if peer in self.runs.machine.members}
         topology = live.planned.topology if live.planned is not None else None
         self.stragglers.spans(live.run, live.attempt.number, name, spans, links)
         relay = None if topology is None else lambda peer: topology.relay(name, peer)

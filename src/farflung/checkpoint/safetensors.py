@@ -27,6 +27,8 @@ Array = NDArray[Any]
 
 #: The library's own limit.
 MAX_HEADER = 100_000_000
+#: Elements along a dimension, all elements of a tensor without any, and bytes: NumPy counts no further.
+_MOST = (1 << 63) - 1
 _CODES = {
     "float64": "F64",
     "float32": "F32",
@@ -127,6 +129,8 @@ class SafetensorsIndex:
         if not _counts(shape) or len(shape) > 32 or not _counts(offsets) or len(offsets) != 2:
             raise self._error(f"has {name!r} with shape {shape!r} and range {offsets!r}: neither may be that")
         spec = TensorSpec(dtype=_NAMES[dtype], shape=tuple(shape))
+        if prod(size or 1 for size in shape) * DTYPES[spec.dtype] > _MOST:
+            raise self._error(f"has {name!r} with {len(shape)} dimensions that are together larger than any array")
         start, stop = offsets
         if stop - start != spec.nbytes:
             raise self._error(f"gives {name!r} {stop - start} bytes where its shape needs {spec.nbytes}")
@@ -205,4 +209,4 @@ def _array(data: bytes | bytearray, dtype: str, shape: tuple[int, ...]) -> Array
 
 
 def _counts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MOST for item in value)

@@ -3,7 +3,8 @@
 The ``transformers`` library stores the experts of a mixture one by one and computes with all of them in one tensor, and other
 models likewise. An expression is a tensor's name, or a list of an operation, its numbers and inner expressions:
 ``["stack", 0, "experts.0.w1", "experts.1.w1"]``. Expressions are JSON and travel with the job, so that each worker makes the
-states of its stage from its own files. No operation takes more memory than its result.
+states of its stage from its own files. No operation takes more memory than its result, and no result is much larger than the
+whole expression's or the largest tensor: a job must not fill a worker's memory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ Expression = str | list[Any]
 #: Stands for the state's initial values: nothing of the files belongs to it.
 INITIAL: Expression = ["initial"]
 
+#: Operations inside each other; and how many times as many elements as the whole expression, or the largest tensor, an inner
+#: result may have.
+_DEPTH, _GROWTH = 32, 8
 #: Operation -> how many numbers (or lists of numbers) follow its name.
 _NUMBERS = {"stack": 1, "cat": 1, "slice": 3, "transpose": 2, "permute": 1, "reshape": 1, "norm": 0, **dict.fromkeys(PARTS, 0)}
 
@@ -67,12 +72,29 @@ def shape_of(source: Expression, shape: Callable[[str], Shape]) -> Shape:
     """The shape of what ``source`` stands for; nothing is read.
 
     Raises:
-        CheckpointError: the shapes of the tensors do not fit the expression.
+        CheckpointError: the shapes of the tensors do not fit the expression, or an inner result is far larger than they are.
     """
+    sizes = [0]
+    found = _shape_of(source, shape, sizes)
+    largest, most = max(sizes), _GROWTH * max(sizes[0], prod(found))
+    if largest > most:
+        raise CheckpointError(f"an expression for weights has {largest} elements inside, at most {most} are allowed: slice first")
+    return found
+
+
+def _shape_of(source: Expression, shape: Callable[[str], Shape], sizes: list[int]) -> Shape:
+    """As ``shape_of``; ``sizes`` gets the elements of the largest tensor at its begin, and those of each operation's result."""
     if isinstance(source, str):
-        return shape(source)
-    name, numbers, inner = _parts(source)
-    shapes = [shape_of(item, shape) for item in inner]
+        found = shape(source)
+        sizes[0] = max(sizes[0], prod(found))
+        return found
+    found = _result_shape(source, [_shape_of(item, shape, sizes) for item in _parts(source)[2]])
+    sizes.append(prod(found))
+    return found
+
+
+def _result_shape(source: list[Any], shapes: list[Shape]) -> Shape:
+    name, numbers, _ = _parts(source)
     if name in PARTS:
         return part_shape(name, shapes[0])
     try:
@@ -133,16 +155,18 @@ def _parts(source: list[Any]) -> tuple[str, list[Any], list[Expression]]:
     return source[0], source[1 : 1 + count], source[1 + count :]
 
 
-def _well_formed(source: object) -> bool:
+def _well_formed(source: object, depth: int = _DEPTH) -> bool:
     if isinstance(source, str):
         return True
-    if not isinstance(source, list) or not source or source[0] not in _NUMBERS:
+    if not depth or not isinstance(source, list) or not source or source[0] not in _NUMBERS:
         return False
     name, numbers, inner = _parts(source)
     lists = name in ("permute", "reshape")
     fits = all(_count(item) if not lists else isinstance(item, list) and all(map(_count, item)) for item in numbers)
     alone = name in ("stack", "cat") or len(inner) == 1
-    return len(numbers) == _NUMBERS[name] and fits and bool(inner) and alone and all(map(_well_formed, inner))
+    return (
+        len(numbers) == _NUMBERS[name] and fits and bool(inner) and alone and all(_well_formed(item, depth - 1) for item in inner)
+    )
 
 
 def _count(value: object) -> bool:

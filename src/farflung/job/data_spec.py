@@ -69,7 +69,7 @@ class DataSpec(Section):
     #: The file of labels, if `path` is a single `.npy` file.
     labels: str = ""
     #: Height and width in pixels to which images are scaled.
-    size: Count = 32
+    size: Annotated[int, Field(ge=1, le=8192)] = 32
     #: Normalization and augmentation of images.
     image: ImageSpec = ImageSpec()
     #: The field of the data that fills an input of the model (input = field), if the names differ.

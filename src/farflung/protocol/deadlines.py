@@ -52,3 +52,7 @@ class Deadlines:
                 since = now  # whoever is called late has as much time again to react
             self._seen[phase.run] = (phase.progress, since)
         return late
+
+    def since(self, run: str, now: float) -> float:
+        """Return when the phase of ``run`` last made progress, as far as was seen until ``now``."""
+        return self._seen.get(run, (None, now))[1]

@@ -16,6 +16,8 @@ __all__ = ["LogPart", "LogWriter", "read_last", "read_more"]
 
 #: Bytes of a log file; then it becomes ``<name>.1``, in the place of the one before, so a log takes at most twice as much.
 _MOST = 2_000_000
+#: Characters that may wait to be written.
+_MOST_WAITING = 8_000_000
 #: Bytes that are read at once.
 _BLOCK = 1 << 18
 
@@ -23,18 +25,26 @@ _BLOCK = 1 << 18
 class LogWriter:
     """Adds lines to log files, on a thread of its own (``log-writer``), which ``close`` ends.
 
-    A line that can't be written (a full disk, a missing folder) is left out: a log must never stop what it is about.
+    A line that can't be written (a full disk, a missing folder, too many lines that wait) is left out: a log must never stop what
+    it is about.
     """
 
     def __init__(self, now: Callable[[], float] = wall_time) -> None:
         """``now``: seconds since 1970."""
         self._now = now
         self._lines: queue.SimpleQueue[tuple[Path, float, str] | None] = queue.SimpleQueue()
+        #: Guards ``_waiting``: characters in the queue.
+        self._lock = threading.Lock()
+        self._waiting = 0
         self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
 
     def write(self, path: Path, text: str) -> None:
         """Add ``text`` to ``path``, from any thread; never waits."""
+        with self._lock:
+            if self._waiting + len(text) > _MOST_WAITING:
+                return
+            self._waiting += len(text)
         self._lines.put((path, self._now(), text))
 
     def close(self) -> None:
@@ -45,6 +55,8 @@ class LogWriter:
     def _write_all(self) -> None:
         while (line := self._lines.get()) is not None:
             path, when, text = line
+            with self._lock:
+                self._waiting -= len(text)
             stamp = date_text(at=when)
             with suppress(OSError):
                 _append(path, f"{stamp} {printable(text).rstrip().replace(chr(10), chr(10) + '  ')}\n")

@@ -17,6 +17,7 @@ from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.ids import derive_seed
 from farflung.job import JobSpec
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.submission import Bundle
 from farflung.step.run_setup import Phase, RunSetup, data_key
 
@@ -79,15 +80,18 @@ class FileFeed:
         Raises:
             DataError: something is missing; the text says what and what to do.
             InputError: the data do not fit the model's inputs.
+            MemoryExceeded: a micro-batch takes more than the budget of this process.
         """
         job = self._job = bundle.job
         self._setup = setup
         self._source = open_source(job.data, base, confined=confined)
         wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].placeholders}
+        _check_room(bundle.graph, wanted, setup.budget)
         self._train = _loader(job, bundle.graph, self._source, wanted)
         self._eval: Loader | None = None
         if bundle.eval_graph is not None and job.evaluate.batches:
             wanted = _own(bundle.eval_graph, setup)
+            _check_room(bundle.eval_graph, wanted, setup.budget)
             seed, sizes = derive_seed("evaluate", job.seed), (max(bundle.graphs),)
             whole = job.model_copy(update={"micro_batch_sizes": sizes, "seed": seed, "data": job.data.unchanged})
             held_out = open_source(job.data, base, split="eval", confined=confined) if wanted else None
@@ -167,6 +171,13 @@ def _loader(job: JobSpec, graph: Graph, source: Source | None, wanted: set[str])
     if source is None or not wanted:
         return None
     return Loader(job.data, source, placeholders_of(graph), job.micro_batch_sizes, job.seed, wanted)
+
+
+def _check_room(graph: Graph, wanted: set[str], budget: MemoryBudget) -> None:
+    """See that a micro-batch of the placeholders ``wanted`` fits into ``budget``: a job says how long its samples are."""
+    nbytes = sum(op.outputs[0].nbytes for op in graph.placeholders if op.name in wanted)
+    with budget.reserved(nbytes, "a micro-batch of the data"):
+        pass
 
 
 def _own(graph: Graph, setup: RunSetup) -> set[str]:

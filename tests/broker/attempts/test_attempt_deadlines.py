@@ -14,7 +14,7 @@ import pytest
 
 from farflung.broker.attempts import attempt_deadlines
 from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines, DeadlineSettings
-from farflung.broker.live_run import WorkerFacts
+from farflung.broker.live_run import WaitingWorker, WorkerFacts
 from farflung.engines.base import Array
 from farflung.messages.calls import ShardUpload
 from farflung.protocol.broker import RunState
@@ -67,30 +67,74 @@ def test_a_worker_that_never_prepares_is_left_out(home: Path, monkeypatch: pytes
     assert any(text.startswith("lost: worker b is left out: it did not prepare within ") for text in texts)
 
 
+class _Followed:
+    """One run of the workers a and b, and what its deadlines lead to. Times are seconds."""
+
+    def __init__(self, state: RunState) -> None:
+        latest, unwritten = SimpleNamespace(step=None), SimpleNamespace(waits=False)
+        self.progress = SimpleNamespace(count=0, missing=lambda: frozenset(("a", "b")))
+        self.live: Any = SimpleNamespace(
+            run="r",
+            workers=WorkerFacts(),
+            attempt=SimpleNamespace(planned_at=0.0),
+            planned=None,
+            progress=self.progress,
+            result=None,
+            job=None,
+            store=SimpleNamespace(arrived=0),
+            submission=SimpleNamespace(bundle=None),
+            records=SimpleNamespace(latest=latest, unwritten=unwritten),
+        )
+        run = SimpleNamespace(run="r", state=state, attempts=1, prepared={"a"}, devices=("a", "b"), ended=set())
+        machine, self.events = SimpleNamespace(runs={"r": run}), list[Event]()
+        runs: Any = SimpleNamespace(changed=threading.Lock(), machine=machine, all=lambda: [self.live])
+        self.check = AttemptDeadlines(runs=runs, handle=self.events.append, warn=lambda text: None).check
+
+
 def test_a_worker_that_fetches_data_makes_progress() -> None:
     """The deadline begins anew with every byte that the run's workers report."""
-    latest, unwritten = SimpleNamespace(step=None), SimpleNamespace(waits=False)
-    live: Any = SimpleNamespace(
-        run="r",
-        workers=WorkerFacts(),
-        planned=None,
-        result=None,
-        job=None,
-        submission=SimpleNamespace(bundle=None),
-        records=SimpleNamespace(latest=latest, unwritten=unwritten),
-    )
-    run = SimpleNamespace(run="r", state=RunState.PREPARING, attempts=1, prepared={"a"}, devices=("a", "b"))
-    machine, events = SimpleNamespace(runs={"r": run}), list[Event]()
-    runs: Any = SimpleNamespace(changed=threading.Lock(), machine=machine, all=lambda: [live])
-    deadlines = AttemptDeadlines(runs=runs, handle=events.append, warn=lambda text: None)
-    deadlines.check(0.0)
-    live.workers.fetched["b"] = 1
-    deadlines.check(601.0)
-    live.workers.fetched["other"] = 1
-    deadlines.check(1201.0)
-    assert not events
-    deadlines.check(1202.0)
-    assert events == [MemberLate(run="r", name="b", what="did not prepare within 10 min 0 s", attempt=1)]
+    followed = _Followed(RunState.PREPARING)
+    followed.check(0.0)
+    followed.live.workers.fetched["b"] = 1
+    followed.check(601.0)
+    followed.live.workers.fetched["other"] = 1
+    followed.check(1201.0)
+    assert not followed.events
+    followed.check(1202.0)
+    assert followed.events == [MemberLate(run="r", name="b", what="did not prepare within 10 min 0 s", attempt=1)]
+
+
+def test_a_worker_that_claims_to_fetch_for_days_is_late() -> None:
+    """It reports one byte more with each heartbeat, and held up the run for ever."""
+    followed = _Followed(RunState.PREPARING)
+    for second in range(0, 86400, 300):
+        followed.live.workers.fetched["b"] = second
+        followed.check(float(second))
+    assert not followed.events
+    for second in (86400, 86700, 87001):
+        followed.live.workers.fetched["b"] = second
+        followed.check(float(second))
+    assert followed.events == [MemberLate(run="r", name="b", what="did not prepare within 10 min 0 s", attempt=1)]
+
+
+def test_nobody_is_late_while_the_run_makes_steps() -> None:
+    """Worker b claims from the first second on that it has waited for worker a for days."""
+    followed = _Followed(RunState.RUNNING)
+
+    def claim(now: float) -> None:
+        since = now - 1e6
+        followed.live.workers.waits["b"] = WaitingWorker(attempt=1, peers=("a",), since=since)
+        followed.check(now)
+
+    for second in range(0, 1000, 100):
+        followed.progress.count += 1
+        claim(float(second))
+    assert not followed.events
+    claim(1099.0)
+    assert not followed.events
+    claim(1101.0)
+    what = "did not send within 3 min 20 s what worker b waits for"
+    assert followed.events == [MemberLate(run="r", name="a", what=what, attempt=1)]
 
 
 @pytest.mark.timeout(300)

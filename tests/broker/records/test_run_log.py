@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.broker.records import run_log
 from farflung.broker.records.run_log import LogPosition, RunLog
 from farflung.messages.schema import Message
-from farflung.messages.watching import CheckpointWritten, RecordLine
+from farflung.messages.watching import CheckpointWritten, GeneratedText, RecordLine
 
 
 @settings(deadline=None, max_examples=60)
@@ -56,3 +58,23 @@ def test_the_logs_memory_is_bounded() -> None:
     assert records == list(range(10_000)), "old records come from the file"
     assert marks[0] == 0, "the first marks stay"
     assert marks[-1] == 9_999, "so do the last"
+
+
+def test_long_lines_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lying worker reports as long texts as a message may have."""
+    monkeypatch.setattr(run_log, "_KEEP_LETTERS", 1000)
+    file: list[str] = []
+    log = RunLog(lambda first, end: file[first:end])
+    for _ in range(100):
+        file.append("r" * 300)
+        log.record(file[-1])
+        log.mark(GeneratedText(text="t" * 300))
+    assert sum(map(len, log._tail)) <= 1000
+    assert sum(len(mark.message.text) for mark in log._marks if isinstance(mark.message, GeneratedText)) <= 1000
+    position, records, texts = LogPosition(), 0, 0
+    while log.has_more(position):
+        fresh, position = log.read(position)
+        assert fresh, "no progress"
+        records += sum(isinstance(one, RecordLine) for one in fresh)
+        texts += sum(isinstance(one, GeneratedText) for one in fresh)
+    assert (records, texts) == (100, 3), "records come from the file"

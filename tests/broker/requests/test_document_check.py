@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
+import time
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from farflung.broker.requests import document_check
 from farflung.broker.requests.document_check import check_documents
 from farflung.errors import GraphError, InputError
 from farflung.messages.calls import Submit
@@ -39,3 +45,30 @@ def test_an_error_in_a_large_document_arrives_as_it_was() -> None:
 def test_a_process_that_dies_is_an_error_for_the_submitter() -> None:
     with pytest.raises(InputError, match=r"can't be read with 100 MB of memory in .*; submit a smaller graph"):
         check_documents(_large(300_000, []), memory=Bytes(100_000_000))
+
+
+def test_submissions_of_one_ticket_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten checks of minutes each: the submission of another ticket waits for one of them."""
+    begun, free, order = threading.Event(), threading.Event(), list[str]()
+
+    def check(command: object, **given: Any) -> subprocess.CompletedProcess[bytes]:
+        begun.set()
+        assert free.wait(60)
+        time.sleep(0.05)
+        order.append("bob" if b"bob" in given["input"] else "ann")
+        return subprocess.CompletedProcess([], 0, b"", b"")
+
+    monkeypatch.setattr(subprocess, "run", check)
+    monkeypatch.setattr(document_check, "parses_quickly", lambda request: False)
+    small = small_bundle().to_message()
+    threads = [threading.Thread(target=check_documents, args=(small, "t1")) for _ in range(10)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1:] = [threading.Thread(target=check_documents, args=(replace(small, run="bob"), "t2")), *threads[1:]]
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(0.2)
+    free.set()
+    for thread in threads:
+        thread.join()
+    assert order.index("bob") < 5, order

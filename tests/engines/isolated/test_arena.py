@@ -77,11 +77,31 @@ def test_a_copy_does_not_change_with_the_memory(ends: Ends) -> None:
         Slot("float32", (-4,), (1,), 1 << 19),
         Slot("object", (4,), (1,), 1 << 19),
         Slot("float32", (2, 2), (1 << 62, 1 << 62), 1 << 19),
+        Slot("float32", (1 << 62, 1 << 62), (0, 0), 1 << 19),
+        Slot("float32", (1 << 63,), (0,), 1 << 19),
     ],
 )
 def test_slots_outside_of_the_other_half_are_refused(slot: Slot, ends: Ends) -> None:
     with pytest.raises(WireError, match="the process that computes answered with an array"):
         ends.worker.copy(slot)
+
+
+def test_the_copies_of_a_message_take_no_more_than_the_half(ends: Ends) -> None:
+    """A thousand names for one place would cost the worker a thousand times the memory that it shares."""
+    slot = ends.other.write(np.ones(100_000, np.uint8))
+    for _ in range(2):
+        ends.worker.begin()
+        for _ in range(5):
+            ends.worker.copy(slot)
+    with pytest.raises(WireError, match="the process that computes answered with arrays that lie in each other"):
+        ends.worker.copy(slot)
+
+
+@pytest.mark.parametrize("slot", [Slot("uint8", (1 << 40,), (0,), 1 << 19), Slot("float32", (4,), (1,), 1 << 19)])
+def test_a_message_is_bytes_of_the_half(slot: Slot, ends: Ends) -> None:
+    """A terabyte of one byte over and over lies in one byte."""
+    with pytest.raises(WireError, match="the process that computes answered with a message that is none"):
+        ends.worker.read_bytes(slot)
 
 
 def test_a_half_that_is_full_and_types_that_are_not_known(ends: Ends) -> None:

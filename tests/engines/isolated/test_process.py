@@ -148,6 +148,13 @@ def test_a_killed_process_says_how_large_it_was(zygote: Zygote) -> None:
         attempt.devices()
 
 
+def test_a_signal_without_a_name_is_a_number(zygote: Zygote) -> None:
+    attempt = start_attempt(zygote, 1 << 28)
+    compute_process(zygote).send_signal(signal.SIGRTMIN + 3)
+    with pytest.raises(EngineCrashed, match=f"died of signal {signal.SIGRTMIN + 3} in listing the devices"):
+        attempt.devices()
+
+
 def test_the_process_ends_with_the_last_reference(zygote: Zygote) -> None:
     attempt = start_attempt(zygote, 1 << 28)
     runner = opened(attempt, crashing_graph(crashes=False))

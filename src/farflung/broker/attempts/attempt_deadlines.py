@@ -6,6 +6,7 @@ step, of an evaluation, and of sending the states over the slowest link. It begi
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -35,10 +36,11 @@ class DeadlineSettings:
     """Floors in seconds, by phase; ``times``: how much longer than predicted a phase may last.
 
     ``data`` and ``compute`` are for one micro-batch, and ``checkpoint`` for the last share after the first one. They are shorter
-    than ``step``, so that the worker that hangs reports itself first.
+    than ``step``, so that the worker that hangs reports itself first. ``fetch``: how long fetched data count as progress.
     """
 
     prepare: float = 600.0
+    fetch: float = 86400.0
     step: float = 300.0
     drop: float = 120.0
     data: float = 120.0
@@ -90,6 +92,8 @@ class AttemptDeadlines:
     _deadlines: Deadlines = field(default_factory=Deadlines)
     #: Of checkpoints whose shares are incomplete.
     _shares: Deadlines = field(default_factory=Deadlines)
+    #: When each run made its last step.
+    _steps: Deadlines = field(default_factory=Deadlines)
     _threads: ThreadGroup = field(default_factory=ThreadGroup)
     _closed: threading.Event = field(default_factory=threading.Event)
 
@@ -107,12 +111,13 @@ class AttemptDeadlines:
         events: list[Event] = []
         with self.runs.changed:
             known = {live.run: (live, self.runs.machine.runs[live.run]) for live in self.runs.all() if self._trains(live)}
-            phases = [phase for live, run in known.values() if (phase := self._phase(live, run)) is not None]
+            phases = [phase for live, run in known.values() if (phase := self._phase(live, run, now)) is not None]
             expired = self._deadlines.expired(phases, now)
             for phase in expired:
                 events += _late(*known[phase.run], Seconds(phase.seconds))
             others = [pair for pair in known.values() if pair[1].run not in {phase.run for phase in expired}]
             running = {live.run: (live, run) for live, run in others if run.state is RunState.RUNNING}
+            self._steps.expired([_made(*pair) for pair in running.values()], now)
             for live, run in running.values():
                 events += self._waited(live, run, now)
             for phase in self._shares.expired([self._share(*pair) for pair in running.values()], now):
@@ -129,14 +134,15 @@ class AttemptDeadlines:
         run = self.runs.machine.runs.get(live.run)
         return run is not None and live.result is None and not run.state.over
 
-    def _phase(self, live: LiveRun, run: Run) -> Phase | None:
+    def _phase(self, live: LiveRun, run: Run, now: float) -> Phase | None:
         """Return what ``run`` waits for (None: for more workers, or for a plan)."""
         settings, predicted = self.settings, _predicted(live)
         if live.records.unwritten.waits:
             return None  # the broker's disk is full, and the reports of all workers wait
         if run.state is RunState.PREPARING:
             seconds = settings.prepare + settings.times * predicted.moving
-            fetched = sum(live.workers.fetched.get(name, 0) for name in run.devices)
+            early = now - live.attempt.planned_at < settings.fetch
+            fetched = sum(live.workers.fetched.get(name, 0) for name in run.devices) if early else 0
             return Phase(run=run.run, progress=(run.attempts, len(run.prepared), fetched), seconds=seconds)
         if run.state is RunState.RUNNING and live.serves:
             return None  # it makes no steps, and may wait for requests for any time
@@ -150,14 +156,17 @@ class AttemptDeadlines:
         return None
 
     def _waited(self, live: LiveRun, run: Run, now: float) -> list[Event]:
-        """Return what follows if a worker has waited for too long for the messages of others."""
+        """Return what follows if a worker has waited for too long for the messages of others.
+
+        While the run makes steps, everybody receives what they need: whoever says something else is not believed.
+        """
         predicted, settings = _predicted(live), self.settings
         limit = settings.exchange + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
         facts = {name: one for name, one in live.workers.waits.items() if name in run.devices and one.attempt == run.attempts}
         if not facts:
             return []
         first = min(facts, key=lambda name: facts[name].since)
-        if now - facts[first].since < limit:
+        if now - max(facts[first].since, self._steps.since(run.run, now)) < limit:
             return []
         live.workers.waits.clear()
         culprit, circle = origin(first, {name: set(one.peers) & set(run.devices) for name, one in facts.items()})
@@ -171,6 +180,12 @@ class AttemptDeadlines:
         """Return the phase in which the shares of a checkpoint come."""
         seconds = self.settings.checkpoint + self.settings.times * _predicted(live).moving
         return Phase(run=run.run, progress=(run.attempts, _open_share(live), live.store.arrived), seconds=seconds)
+
+
+def _made(live: LiveRun, run: Run) -> Phase:
+    """Return the phase of one step."""
+    count = 0 if live.progress is None else live.progress.count
+    return Phase(run=run.run, progress=(run.attempts, count), seconds=math.inf)
 
 
 def _open_share(live: LiveRun) -> tuple[int, frozenset[str]] | None:

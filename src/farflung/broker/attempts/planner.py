@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from farflung.broker.attempts.preparation import preparation_of
 from farflung.broker.attempts.retained_states import RetainedStates
@@ -144,7 +145,7 @@ class AttemptPlanner:
             self.notices.operator_of(live.run, str(protection), detail=True)
         elif text := planned.exposed(live.job):
             self.notices.everybody(live.run, text)
-        progress = self.recorder.progress(live, planned.plan.devices, planned.estimate.step_seconds, start.step)
+        progress = self.recorder.progress(live, planned.plan, planned.estimate.step_seconds, start.step)
         preparation = preparation_of(bundle, live, planned, start)
         return Attempt(
             number=attempt,
@@ -200,7 +201,7 @@ class AttemptPlanner:
             start = start.or_live(held, bundle.graph, planned.plan).with_hashes(copied)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
         if live.progress is not None:
-            live.progress.settle(start.step, live.workers.step_reports)
+            live.progress.settle(start.step, chain.from_iterable(live.workers.step_reports.values()))
             live.progress.close()
         return start
 

@@ -33,12 +33,18 @@ class RetainedStates:
         self._runs, self._send = runs, send
 
     def report(self, name: str, report: RetainedReport) -> None:
-        """The worker ``name`` has left an attempt of ``report.run`` and retains these states."""
+        """The worker ``name`` has left an attempt of ``report.run`` and retains these states. Its last report counts.
+
+        Raises:
+            WireError: a step report does not fit the job or the plan.
+        """
         with self._runs.changed:
             live = self._runs.live(report.run)
-            workers, most = live.workers, len(live.job.micro_batch_sizes)
-            workers.retained[name] = report.states
-            workers.step_reports += [one for one in report.steps if len(one.losses) <= most]  # an honest one has no more
+            limits = live.limits(live.running)
+            for one in report.steps:
+                limits.check_step(one)
+            live.workers.retained[name] = report.states
+            live.workers.step_reports[name] = report.steps
 
     def rejoin(self, name: str, report: RetainedReport) -> bool:
         """Return whether the run can use what the worker ``name``, which joins again, retains; store it if so."""

@@ -5,6 +5,7 @@
 - ``journal``: ``Journal``: which runs there are and how far each is, in SQLite.
 - ``run_store``: ``RunStore``: documents, metrics and checkpoints of one run.
 - ``share_hashes``: ``ShareHashes``: what workers report of the shares of checkpoints.
+- ``report_limits``: ``ReportLimits``: what workers may report of steps and evaluations.
 - ``run_log``: ``RunLog``: the latest lines of a run, in order for each watcher.
 - ``metrics_file``: ``MetricsFile``: the records of a run on disk, also after its folder was deleted.
 - ``latest_records``: the newest step and evaluation of a run.

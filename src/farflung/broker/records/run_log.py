@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from farflung.messages.schema import Message
 from farflung.messages.watching import RecordLine
 
@@ -14,6 +16,8 @@ __all__ = ["LogPosition", "RunLog"]
 
 _KEEP_RECORDS = 1024
 _KEEP_MARKS = 256
+#: Characters of the records, and of the marks, that stay in memory: a lying worker may make them long.
+_KEEP_LETTERS = 32_000_000
 _BATCH = 4096
 
 
@@ -30,12 +34,15 @@ class _Mark:
     number: int
     records_before: int
     message: Message
+    #: Characters of its texts.
+    letters: int
 
 
 class RunLog:
     """Two kinds of lines: records (steps, evaluations), which are in the metrics file as well, and marks (all else).
 
-    Memory is bounded: of the records the last ``keep`` stay, of the marks the first ones (plan, start) and the last ones.
+    Memory is bounded: of the records the last ``keep`` stay, of the marks the first ones (plan, start) and the last ones. Fewer
+    stay if they are long.
     Threads: every method may be called from any.
     """
 
@@ -43,25 +50,33 @@ class RunLog:
         """``older(first, end)`` reads records from the metrics file, which has ``records`` already."""
         self._older = older
         self._lock = threading.Lock()
-        self._tail: deque[str] = deque(maxlen=keep)
+        self._keep = keep
+        self._tail: deque[str] = deque()
         self._records = records
         self._marks: list[_Mark] = []
         self._numbers = 0
+        #: Characters of ``_tail`` and of ``_marks``.
+        self._letters = [0, 0]
 
     def record(self, line: str) -> None:
         """Add a record that is in the metrics file already."""
         with self._lock:
             self._tail.append(line)
             self._records += 1
+            self._letters[0] += len(line)
+            while len(self._tail) > self._keep or (self._letters[0] > _KEEP_LETTERS and len(self._tail) > 1):
+                self._letters[0] -= len(self._tail.popleft())
 
     def mark(self, message: Message, after: int | None = None) -> int:
         """Add anything else, after ``after`` records (default: all). Return this number."""
         with self._lock:
             self._numbers += 1
             before = self._records if after is None else after
-            self._marks.append(_Mark(self._numbers, before, message))
-            if len(self._marks) > _KEEP_MARKS:
-                del self._marks[_KEEP_MARKS // 2]
+            letters = sum(len(text) for text in msgspec.structs.astuple(message) if isinstance(text, str))
+            self._marks.append(_Mark(self._numbers, before, message, letters))
+            self._letters[1] += letters
+            while len(self._marks) > _KEEP_MARKS or (self._letters[1] > _KEEP_LETTERS and len(self._marks) > 2):
+                self._letters[1] -= self._marks.pop(len(self._marks) // 2).letters
             return before
 
     @property

@@ -2,7 +2,8 @@
 
 ``check_documents`` starts this module as a program. The program has limits of memory and processor time, reads the request from
 its standard input, and writes the error, if there is one, to its standard output. So a document that a parser chokes on costs the
-broker nothing: other threads of the broker continue meanwhile. One submission is checked at a time.
+broker nothing: other threads of the broker continue meanwhile. One submission is checked at a time. The submissions of one ticket
+wait for each other first, so that many of them hold up no other ticket's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 
 from farflung import errors
 from farflung.errors import FarflungError, InputError
@@ -30,10 +32,14 @@ _MEMORY, _SECONDS = Bytes(4_000_000_000), Seconds(120.0)
 #: Seconds for the whole process, on a busy machine.
 _PATIENCE = 600.0
 _one = threading.Lock()
+#: By ticket; there are few.
+_of_ticket: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
-def check_documents(request: Submit, memory: Bytes = _MEMORY, seconds: Seconds = _SECONDS) -> None:
+def check_documents(request: Submit, ticket: str = "", memory: Bytes = _MEMORY, seconds: Seconds = _SECONDS) -> None:
     """See that the documents of ``request`` can be read with ``memory`` and in ``seconds`` of processor time.
+
+    ``ticket``: of the submitter.
 
     Raises:
         GraphError, InputError, WireError: a document is corrupt, not allowed, or too large.
@@ -41,7 +47,7 @@ def check_documents(request: Submit, memory: Bytes = _MEMORY, seconds: Seconds =
     if parses_quickly(request):
         return
     body = b"".join(encode_frame(encode(request)))
-    with _one:
+    with _of_ticket[ticket], _one:
         try:
             found = subprocess.run(  # noqa: S603 - this interpreter, and a module of this package
                 [sys.executable, "-m", "farflung.broker.requests.document_check", str(int(memory)), str(math.ceil(seconds))],

@@ -53,7 +53,7 @@ class Submissions:
         """Add a run."""
         caller = client_of(call, "submit jobs")
         self._check_quotas(caller)
-        check_documents(request)
+        check_documents(request, self.folders.ticket_of(caller.name))
         yield from self._add(caller, Bundle.of(request))
 
     def resume(self, call: Call, request: Resume) -> Iterator[Message]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
+from farflung.broker.quotas import TicketQuotas
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_store import RunStore
@@ -41,6 +42,7 @@ class Transfers:
 
     runs: RunTable
     folders: RunFolders
+    quotas: TicketQuotas
     notices: Notices
     mirror: Mirror | None
     handle: Callable[[Event], None]
@@ -78,6 +80,7 @@ class Transfers:
             root = self.folders.path(run)
             if (root / "job.json").exists():
                 raise InputError(f"run {run!r} exists already; its weights can't be sent again")
+            self.quotas.send(self.folders.ticket_of(caller.name))  # each name gets a folder
             RunStore(self.folders.claim(run, caller)).write_weights(self.folders.counted(run, _pieces(messages)))
         elif isinstance(head, ShardUpload):
             self._shard(call, head, messages)

@@ -79,12 +79,15 @@ class Arena:
         self.label = memoryview(self._map)[2 * half : 2 * half + LABEL_BYTES]
         self._own, self._other = self._halves[own], self._halves[1 - own]
         self._next = self._own.start
+        #: Bytes that were copied out since the last message began.
+        self._copied = 0
         #: Bytes of each half that recent messages needed, and that may have pages.
         self._recent, self._pages, self._messages = [0, 0], [0, 0], 0
 
     def begin(self) -> None:
         """Begin a message: the own half is free again."""
         self._next = self._own.start
+        self._copied = 0
 
     def write(self, array: Array) -> Slot:
         """Copy ``array`` into the own half, with its strides where these are in memory order.
@@ -138,24 +141,37 @@ class Arena:
         end = slot.offset + extent(slot.shape, slot.strides) * dtype.itemsize
         if not self._other.start <= slot.offset <= end <= self._other.stop:
             raise WireError("the process that computes answered with an array outside of the shared memory")
-        self._note(self._other, end)
         steps = tuple(stride * dtype.itemsize for stride in slot.strides)
-        return np.ndarray(slot.shape, dtype, self._map, slot.offset, steps)
+        try:
+            found = np.ndarray(slot.shape, dtype, self._map, slot.offset, steps)
+        except (ValueError, OverflowError):
+            raise WireError("the process that computes answered with an array of more elements than memory can have") from None
+        self._note(self._other, end)
+        return found
 
     def copy(self, slot: Slot) -> Array:
         """A copy of the array at ``slot`` with its strides: what the other process does to the memory then changes nothing.
 
         Raises:
-            WireError: ``slot`` is not an array within the other half.
+            WireError: ``slot`` is not an array within the other half, or the copies of a message have more bytes than the half.
         """
         shown = self.view(slot)
         span = extent(slot.shape, slot.strides) * shown.itemsize
+        self._copied += span
+        if self._copied > len(self._other):
+            raise WireError("the process that computes answered with arrays that lie in each other")
         held = np.empty(span, np.uint8)
         held[:] = self._memory[slot.offset : slot.offset + span]
         return np.ndarray(slot.shape, shown.dtype, held.data if span else None, 0, shown.strides if span else None)
 
     def read_bytes(self, slot: Slot) -> bytes:
-        """What ``write_bytes`` wrote."""
+        """What ``write_bytes`` wrote.
+
+        Raises:
+            WireError: ``slot`` is something else.
+        """
+        if slot.dtype != "uint8" or slot.strides != (1,):
+            raise WireError("the process that computes answered with a message that is none")
         return self.view(slot).tobytes()
 
     def _note(self, half: range, end: int) -> None:

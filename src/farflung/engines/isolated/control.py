@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal
 
 import msgspec
@@ -46,6 +47,8 @@ __all__ = [
 #: Arrays by name; several where a name has several.
 Arrays = dict[str, tuple[Slot, ...]]
 _INLINE, _PACKET = 48 << 10, 64 << 10
+#: Bytes of an answer, without its arrays: some for each name of a state.
+_MOST_ANSWER = 64 << 20
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -250,7 +253,7 @@ def receive(channel: socket.socket, kind: Any, arena: Arena | None = None) -> An
     """Wait for a message of ``kind`` (a type, or a union of types); ``None``: the other end is closed.
 
     Raises:
-        WireError: it is something else.
+        WireError: it is something else, or too long.
     """
     try:
         packet = channel.recv(_PACKET)
@@ -275,6 +278,8 @@ def _decode(packet: bytes, kind: Any, arena: Arena | None) -> Any:
     try:
         message = decoder.decode(packet)
         if isinstance(message, Straight) and arena is not None:
+            if prod(message.at.shape) > _MOST_ANSWER:
+                raise WireError(f"a message of the process that computes has {prod(message.at.shape)} bytes")
             message = decoder.decode(arena.read_bytes(message.at))
     except msgspec.DecodeError as error:
         raise WireError(f"a message of the process that computes is malformed: {error}") from None

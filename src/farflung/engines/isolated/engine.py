@@ -172,13 +172,12 @@ class AttemptEngine:
         with self.message() as arena:
             at = self._written(graph, arena)
             call = EngineCall(method="initial_states", graph=at, seed=seed, names=tuple(names))
-            done = self.ask(call, "the first values of states")
-            found = {name: self.copy(slots[0]) for name, slots in done.values.items() if slots}
-        for name in names:
-            spec = graph.state[name].spec
-            if name not in found or found[name].shape != spec.shape or found[name].dtype.name != spec.dtype:
-                raise WireError(f"the process that computes answered with another value for state {name!r:.60}")
-        return {name: found[name] for name in names}
+            found = self.ask(call, "the first values of states").values
+            for name in names:
+                spec, slots = graph.state[name].spec, found.get(name, ())
+                if len(slots) != 1 or (slots[0].shape, slots[0].dtype) != (spec.shape, spec.dtype):
+                    raise WireError(f"the process that computes answered with another value for state {name!r:.60}")
+            return {name: self.copy(found[name][0]) for name in dict.fromkeys(names)}
 
     def clip_scale(self, norms: Sequence[float], max_norm: float) -> Array:
         """See ``Engine``."""

@@ -299,13 +299,20 @@ class Compute:
             size = (
                 f" (it had {Bytes(ended.resident)}; the system may be short of memory)" if ended.signal == signal.SIGKILL else ""
             )
-            return self._dead(f"{process} died of {signal.Signals(ended.signal).name} {where}{size}")
+            return self._dead(f"{process} died of {_signal_name(ended.signal)} {where}{size}")
         return self._dead(f"{process} ended with status {ended.code} {where}")
 
     def _dead(self, text: str) -> EngineCrashed:
         self._death = EngineCrashed(text)
         self.end()
         return self._death
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those for real time have no names
+        return f"signal {number}"
 
 
 def _readable(end: socket.socket, seconds: float) -> bool:

@@ -21,8 +21,12 @@ __all__ = ["IsolatedRunner"]
 
 #: States are passed in messages of about so many bytes.
 _CHUNK = 64 << 20
-#: Slots that a parameter usually has in an optimizer.
+#: Optimizer states that a parameter usually has.
 _SLOTS = 2
+#: Optimizer states of one parameter at most.
+_MOST_SLOTS = 16
+#: Element types of gradients.
+_GRADIENTS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
 class IsolatedRunner:
@@ -78,12 +82,14 @@ class IsolatedRunner:
             groups = _groups(wanted, {name: _SLOTS * spec.nbytes for name, spec in self._specs.items()})
         found: dict[str, Array] = {}
         for group in groups:
-            given = None if group is None else tuple(group)
-            for key, array in self._copied(self._call("optimizer_states", names=given).values):
+            made = self._slots(self._call("optimizer_states", names=None if group is None else tuple(group)).values)
+            for key, array in made.items():
                 slot, _, name = key.partition("/")
                 if name not in self._specs or array.shape not in self._slot_shapes(slot, name):
                     raise self._strange(f"optimizer state {key!r:.60}")
-                found[key] = array
+            if len(made) > _MOST_SLOTS * len(self._specs):
+                raise self._strange(f"{len(made)} optimizer states of {len(self._specs)} states")
+            found |= self._copied(made)
         return found
 
     def _slot_shapes(self, slot: str, name: str) -> tuple[tuple[int, ...], ...]:
@@ -119,11 +125,11 @@ class IsolatedRunner:
     def forwarded(self) -> Forward:
         """Wait for the answer to a forward."""
         done = self.attempt.answer("the forward")
-        sent = {ValueRef.parse(name): array for name, array in self._copied(done.values)}
-        made = dict(self._copied(done.outputs))
-        self._check({str(value): array for value, array in sent.items()}, {str(v): spec for v, spec in self._sends.items()})
+        sent, made = self._slots(done.values), self._slots(done.outputs)
+        self._check(sent, {str(value): spec for value, spec in self._sends.items()})
         self._check(made, self._outputs)
-        return Forward(values=sent, outputs=made)
+        values = {ValueRef.parse(name): array for name, array in self._copied(sent).items()}
+        return Forward(values=values, outputs=self._copied(made))
 
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
         """See ``StageRunner``."""
@@ -139,9 +145,9 @@ class IsolatedRunner:
     def went_back(self) -> Mapping[ValueRef, Array]:
         """Wait for the answer to a backward."""
         done = self.attempt.answer("the backward", self._ready)
-        found = dict(self._copied(done.values))
+        found = self._slots(done.values)
         self._check(found, {str(value): spec for value, spec in self._returns.items()})
-        return {ValueRef.parse(name): array for name, array in found.items()}
+        return {ValueRef.parse(name): array for name, array in self._copied(found).items()}
 
     def backward_weights(self, key: MicroBatch) -> None:
         """See ``StageRunner``."""
@@ -225,32 +231,41 @@ class IsolatedRunner:
         call = Call(runner=self.number, method=method, **fields)  # type: ignore[arg-type]
         return self.attempt.ask(call, f"the {method.replace('_', ' ')}")
 
-    def _copied(self, arrays: Arrays) -> Iterator[tuple[str, Array]]:
+    def _slots(self, arrays: Arrays) -> dict[str, Slot]:
+        """Where the arrays lie. Their names, shapes and element types are checked before they are copied."""
         for name, slots in arrays.items():
-            if len(slots) != 1 or not isinstance(slots[0], Slot):
+            if len(slots) != 1:
                 raise self._strange(f"{name!r:.60} with {len(slots)} arrays")
-            yield name, self.attempt.copy(slots[0])
+        return {name: slots[0] for name, slots in arrays.items()}
+
+    def _copied(self, slots: Mapping[str, Slot]) -> dict[str, Array]:
+        try:
+            return {name: self.attempt.copy(slot) for name, slot in slots.items()}
+        except WireError:
+            self.attempt.end()
+            raise
 
     def _states_of(self, arrays: Arrays) -> dict[str, Array]:
-        found = dict(self._copied(arrays))
+        found = self._slots(arrays)
         if not found.keys() <= self._specs.keys():
             raise self._strange("a state that the stage does not have")
         self._check(found, {name: self._specs[name] for name in found})
-        return found
+        return self._copied(found)
 
     def _uses_of(self, done: Done) -> dict[Use, Array]:
-        found = {read_use(name): array for name, array in self._copied(done.values)}
-        for use, array in found.items():
-            if use.state not in self._specs or array.shape != self._specs[use.state].shape or array.dtype.kind not in "fV":
-                raise self._strange(f"a gradient of {use.state!r:.60}")
-        return found
+        found = self._slots(done.values)
+        for name, array in found.items():
+            state = read_use(name).state
+            if state not in self._specs or array.shape != self._specs[state].shape or array.dtype not in _GRADIENTS:
+                raise self._strange(f"a gradient of {state!r}"[:80])
+        return {read_use(name): array for name, array in self._copied(found).items()}
 
-    def _check(self, found: Mapping[str, Array], declared: Mapping[str, TensorSpec]) -> None:
+    def _check(self, found: Mapping[str, Slot], declared: Mapping[str, TensorSpec]) -> None:
         """Check that ``found`` has the names, shapes and element types of ``declared``."""
         for name, spec in declared.items():
             array = found.get(name)
-            if array is None or array.shape != spec.shape or array.dtype.name not in {spec.dtype, *self._also}:
-                shown = "nothing" if array is None else f"{array.dtype.name}{list(array.shape)}"
+            if array is None or array.shape != spec.shape or array.dtype not in {spec.dtype, *self._also}:
+                shown = "nothing" if array is None else f"{array.dtype:.20}{list(array.shape)}"[:200]
                 raise self._strange(f"{shown} for {name!r:.60}, which is declared {spec.dtype}{list(spec.shape)}")
         if len(found) != len(declared):
             raise self._strange("values that nobody asked for")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import grpc
 
-from farflung.errors import ConnectionLost
+from farflung.errors import ConnectionLost, InputError
 from farflung.security import Caller
 from farflung.transports.rpc.channel import CallThreads, join_frame
 from farflung.transports.rpc.front import address_behind
 from farflung.wire.frames import Frame, FrameLimits, decode_frame
 
-__all__ = ["Call", "FrameStream", "RpcContext"]
+__all__ = ["Call", "CallPlaces", "FrameStream", "RpcContext"]
 
 T = TypeVar("T")
 #: Frames of at most so many bytes are remembered: nearly all are heartbeats, which repeat.
@@ -67,6 +68,34 @@ class Call:
     async def on_thread(self, work: Callable[[], T]) -> T:
         """Return the result of ``work``, which may wait: it runs on a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class CallPlaces:
+    """How many calls run of each group of callers. Most calls have a thread. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+
+    def take(self, call: Call, limits: Mapping[str, int]) -> None:
+        """Count ``call`` until it ends. ``limits``: the groups of its caller, as errors name them, with the most calls of each.
+
+        Raises:
+            InputError: one of the groups has as many calls already.
+        """
+        with self._lock:
+            for group, most in limits.items():
+                if self._taken[group] >= most:
+                    raise InputError(f"{group} has {most} calls at the broker, which is the most at once: end some of them")
+            self._taken.update(limits.keys())
+        call.on_end(lambda: self._release(limits.keys()))
+
+    def _release(self, groups: Iterable[str]) -> None:
+        with self._lock:
+            self._taken.subtract(groups)
+            for group in groups:
+                if not self._taken[group]:
+                    del self._taken[group]
 
 
 class FrameStream:

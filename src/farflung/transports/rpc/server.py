@@ -9,7 +9,7 @@ of one connection, and breaks off those that last. ``front`` limits the connecti
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from farflung.errors import FarflungError, SecurityError
 from farflung.security import Caller, Credentials
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.connection_gate import PassOn
-from farflung.transports.rpc.calls import Call, FrameStream, RpcContext
+from farflung.transports.rpc.calls import Call, CallPlaces, FrameStream, RpcContext
 from farflung.transports.rpc.channel import (
     RPC_LIMITS,
     RPC_PREFIX,
@@ -53,6 +53,8 @@ __all__ = [
 _DOOR_LIMITS, _DOOR_CALLS = FrameLimits(max_header=1 << 16, max_bytes=1 << 10, max_sections=1), 2
 _DOOR = FrontLimits(unproven=64, of_address=32, proof=math.inf, life=20.0)
 _DOOR_PLACES = 2 * _DOOR_CALLS * _DOOR.unproven
+#: Calls of one connection of members at once: further ones wait there.
+_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,14 @@ class RpcHost:
     """What a server needs of the program around it.
 
     ``log`` receives lines for people. ``check`` raises an error for a caller who may not call a method (any more). It receives
-    the caller, the method and the caller's address. ``observe`` answers connections that ask for their own address.
+    the caller, the method and the caller's address. ``observe`` answers connections that ask for their own address. ``groups``
+    returns the groups of a caller, each with the most calls that it may have at once.
     """
 
     log: Callable[[str], None] = lambda text: None
     check: Callable[[Caller, str, str], None] = lambda caller, method, address: None
     observe: PassOn | None = None
+    groups: Callable[[Caller], Mapping[str, int]] = lambda caller: {}
 
 
 UnaryHandler = Callable[[Call, Frame], Frame]
@@ -102,8 +106,8 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         self._threads = CallThreads("control")
         self._options = channel_options(config or TransportConfig(), max_message(limits))
         self._options.append(("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)))
-        if door:
-            self._options.append(("grpc.max_concurrent_streams", _DOOR_CALLS))
+        self._options.append(("grpc.max_concurrent_streams", _DOOR_CALLS if door else _CALLS))
+        self._places = CallPlaces()
         self._loop: EventLoopThread | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -254,11 +258,13 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         Raises:
             SecurityError: it may not.
+            InputError: it has too many calls at once.
         """
         if call.caller is None:
             if not anonymous:
                 raise SecurityError("this call is for members of the cluster; join with a ticket first")
             return
+        self._places.take(call, self._host.groups(call.caller))
         self._host.check(call.caller, method, call.address)
         for front in self._fronts:
             front.prove(call.peer)
