@@ -19,7 +19,7 @@ from farflung.transports import Insecure, TransportConfig
 from farflung.transports.base import EndpointEvents
 from farflung.transports.tcp import relay as tcp_relay
 from farflung.transports.tcp.endpoint import TcpEndpoint
-from farflung.transports.tcp.relay import Desk, Forwarder
+from farflung.transports.tcp.relay import Desk, Forwarder, Way
 from farflung.transports.tcp.relay_calls import RelayRequest
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
@@ -326,3 +326,36 @@ def test_a_malformed_request_is_refused() -> None:
     for value in ({}, {"to": 1, "token": ""}, {"to": "b" * 200, "token": ""}, {"to": "b", "token": None}):
         with pytest.raises(WireError, match="must say whom it is for"):
             RelayRequest.read(value)
+
+
+def test_with_many_connections_messages_are_gathered_and_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty messages that come apart wake the thread a few times only. A larger transfer arrives whole, too."""
+    monkeypatch.setattr(tcp_relay, "_MANY", 1)
+    moves, move = 0, Way.move
+
+    def counted(way: Way) -> None:
+        nonlocal moves
+        moves += 1
+        move(way)
+
+    monkeypatch.setattr(Way, "move", counted)
+    with closing(Forwarder(gather_seconds=0.05)) as forwarder:
+        (near, one), (far, two) = socket.socketpair(), socket.socketpair()
+        with near, far:
+            far.settimeout(PATIENCE)
+            forwarder.add(("a", "b"), (one, two))
+            for _ in range(30):
+                near.sendall(b"x")
+                time.sleep(0.002)
+            got = b""
+            while len(got) < 30:
+                got += far.recv(64)
+            assert moves < 20
+            sender = threading.Thread(target=near.sendall, args=(bytes(3 << 20),))
+            sender.start()
+            size = 0
+            while size < 3 << 20:
+                size += len(far.recv(1 << 20))
+            sender.join()
+            until(lambda: forwarder.carried() == {("a", "b"): 30 + (3 << 20)})  # of a connection that is open
+    assert forwarder.carried() == {("a", "b"): 30 + (3 << 20)}

@@ -33,6 +33,8 @@ __all__ = ["HANDSHAKE_SECONDS", "FrontLimits", "RpcFront", "address_behind"]
 HANDSHAKE_SECONDS = 10.0
 #: Seconds to reach the gRPC server, which is on this machine.
 _INNER_SECONDS = 1.0
+#: With many members, messages wait for others for at most so long, so that heartbeats wake few threads.
+_GATHER_SECONDS = 0.005
 #: Descriptors of one connection: two here, one in the gRPC server.
 _DESCRIPTORS = 3
 #: The front's sockets are called so, with a token and the caller's address; and how gRPC names such a peer.
@@ -87,7 +89,7 @@ class RpcFront:
         self.inner = f"/proc/self/fd/{self._folder}/{inner.name}"
         self._gate = ConnectionGate(server, self._enter, tls=tls, log=log, observe=observe)
         # gRPC's own keepalive ends connections with callers that are gone
-        self._forwarder = Forwarder(idle_seconds=math.inf, ended=self._left)
+        self._forwarder = Forwarder(idle_seconds=math.inf, ended=self._left, gather_seconds=_GATHER_SECONDS)
         self._threads = ThreadGroup()
         self._lock = threading.Lock()
         #: The connections that reached gRPC, the oldest first; and the tokens of those over which no member has called.

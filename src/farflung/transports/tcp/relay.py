@@ -32,6 +32,8 @@ _BACKLOG = 128 << 10
 _ROUNDS = 16
 _IDLE_SECONDS = 30.0
 _TICK = 1.0
+#: Connections from which on messages are gathered: with fewer, waking the thread for each message costs little.
+_MANY = 128
 #: Connections at once: of a pair (both ends may dial sixteen), of all; those that wait for their other end.
 _MAX_OF_PAIR, _MAX_IN_ALL, _MAX_WAITING = 32, 256, 64
 
@@ -53,7 +55,7 @@ def end_tls(connection: socket.socket) -> socket.socket:
 
 @dataclass(slots=True, eq=False)
 class Way:
-    """One direction: at most one piece that was read and is not yet sent. ``moved``: bytes that went and are not yet counted."""
+    """One direction: at most one piece that was read and is not yet sent. ``moved``: bytes that went."""
 
     source: socket.socket
     sink: socket.socket
@@ -68,6 +70,10 @@ class Way:
     def full(self) -> bool:
         """Whether something waits to be sent."""
         return self.begin < self.end
+
+    def waits(self) -> bool:
+        """Return whether the way waits for its source, and for nothing else."""
+        return not (self.full or self.over)
 
     def move(self) -> None:
         """Move what can be moved now, up to a budget. A piece that is not full is the last for now: the selector reports more.
@@ -106,11 +112,25 @@ class Splice:
     until: float = math.inf
     #: The events for which the selector waits, by socket.
     awaited: list[int] = field(default_factory=lambda: [0, 0])
+    #: A side broke off.
+    broken: bool = False
+
+    def pass_on(self, which: int, now: float) -> bool:
+        """Move what socket ``which`` has. Return whether the selector waits for the same events as before: nearly always."""
+        way = self.ways[which]
+        if not way.waits():
+            return False
+        try:
+            way.move()
+        except OSError:
+            self.broken = True
+        self.moved_at = now
+        return way.waits() and not self.broken
 
     def wants(self, which: int) -> int:
         """Events of socket ``which`` that matter now."""
         forth, back = self.ways[which], self.ways[1 - which]
-        reads = selectors.EVENT_READ if not (forth.full or forth.over) else 0
+        reads = selectors.EVENT_READ if forth.waits() else 0
         return reads | (selectors.EVENT_WRITE if back.full else 0)
 
     def ready(self, which: int, events: int) -> set[Way]:
@@ -122,16 +142,24 @@ class Splice:
 class Forwarder:
     """One thread that moves the bytes of all spliced connections. ``carried``: bytes so far by (from, to)."""
 
-    def __init__(self, idle_seconds: float = _IDLE_SECONDS, ended: Callable[[Splice], None] = lambda splice: None) -> None:
-        """A connection ends after ``idle_seconds`` without a byte. ``ended`` is called on the thread when one has ended."""
-        self._idle_seconds, self._ended = idle_seconds, ended
+    def __init__(
+        self,
+        idle_seconds: float = _IDLE_SECONDS,
+        ended: Callable[[Splice], None] = lambda splice: None,
+        gather_seconds: float = 0.0,
+    ) -> None:
+        """A connection ends after ``idle_seconds`` without a byte. ``ended`` is called on the thread when one has ended.
+
+        ``gather_seconds``: with many connections, messages wait for others for so long and are moved together.
+        """
+        self._idle_seconds, self._ended, self._gather_seconds = idle_seconds, ended, gather_seconds
         self._lock = threading.Lock()
         self._new: list[Splice] = []
         #: The connections that are forwarded now.
         self.splices: set[Splice] = set()
         self._carried: dict[tuple[str, str], int] = {}
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -146,7 +174,7 @@ class Forwarder:
         now = monotonic()
         splice = Splice(pair_of(*names), sockets, ways, now, now + seconds)
         with self._lock:
-            if not self._closed:
+            if not self._closed.is_set():
                 self._new.append(splice)
                 self.splices.add(splice)
                 if self._thread is None:
@@ -166,7 +194,10 @@ class Forwarder:
     def carried(self) -> Mapping[tuple[str, str], int]:
         """Bytes so far, by (from, to)."""
         with self._lock:
-            return dict(self._carried)
+            found = dict(self._carried)
+            for splice in self.splices:
+                _add_moved(found, splice)
+        return found
 
     def cut(self, pairs: Iterable[Pair]) -> None:
         """End the connections of ``pairs``."""
@@ -185,7 +216,7 @@ class Forwarder:
     def close(self) -> None:
         """End all."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             thread = self._thread
         self._wake()
         if thread is not None:
@@ -201,24 +232,28 @@ class Forwarder:
         with selectors.DefaultSelector() as chosen:
             chosen.register(self._wake_in, selectors.EVENT_READ)
             swept = monotonic()
-            while not self._closed:
+            while not self._closed.is_set():
                 touched: dict[Splice, set[Way]] = {}
-                for key, events in chosen.select(_TICK):
+                ready = chosen.select(_TICK)
+                now = monotonic()
+                for key, events in ready:
                     if key.data is None:
                         self._wake_in.recv(4096)
-                    else:
-                        splice, which = key.data
+                        continue
+                    splice, which = key.data
+                    if splice in touched or events != selectors.EVENT_READ or not splice.pass_on(which, now):
                         touched.setdefault(splice, set()).update(splice.ready(which, events))
                 with self._lock:
                     touched |= {one: set(one.ways) for one in self._new}
                     self._new.clear()
-                now = monotonic()
                 if now - swept > _TICK:  # whose ends are both gone without a word
                     swept = now
                     with self._lock:
                         touched |= {one: set(one.ways) for one in self.splices if self._late(one, now)}
                 for splice, ways in touched.items():
                     self._serve(chosen, splice, ways, now)
+                if self._gather_seconds and not touched and len(self.splices) >= _MANY:
+                    self._closed.wait(self._gather_seconds)
             with self._lock:
                 left = list(self.splices)
             for splice in left:
@@ -226,14 +261,15 @@ class Forwarder:
 
     def _serve(self, chosen: selectors.BaseSelector, splice: Splice, ways: Iterable[Way], now: float) -> None:
         """Move what waits on ``ways``, and await what the splice wants next."""
-        broken = False
+        before = sum(way.moved for way in splice.ways)
         try:
             for way in ways:
                 way.move()
         except OSError:
-            broken = True
-        self._count(splice, now)
-        if broken or all(way.over and not way.full for way in splice.ways) or self._late(splice, now):
+            splice.broken = True
+        if sum(way.moved for way in splice.ways) > before:
+            splice.moved_at = now
+        if splice.broken or all(way.over and not way.full for way in splice.ways) or self._late(splice, now):
             self._end(chosen, splice)
             return
         for which, one in enumerate(splice.sockets):
@@ -249,22 +285,21 @@ class Forwarder:
     def _late(self, splice: Splice, now: float) -> bool:
         return now - splice.moved_at > self._idle_seconds or now > splice.until
 
-    def _count(self, splice: Splice, now: float) -> None:
-        for way in splice.ways:
-            if way.moved:
-                splice.moved_at = now
-                with self._lock:
-                    self._carried[way.names] = self._carried.get(way.names, 0) + way.moved
-                way.moved = 0
-
     def _end(self, chosen: selectors.BaseSelector, splice: Splice) -> None:
         with self._lock:
             self.splices.discard(splice)
+            _add_moved(self._carried, splice)
         for one, awaited in zip(splice.sockets, splice.awaited, strict=True):
             if awaited:
                 chosen.unregister(one)
             one.close()
         self._ended(splice)
+
+
+def _add_moved(carried: dict[tuple[str, str], int], splice: Splice) -> None:
+    for way in splice.ways:
+        if way.moved:
+            carried[way.names] = carried.get(way.names, 0) + way.moved
 
 
 def _cut(splice: Splice) -> None:
