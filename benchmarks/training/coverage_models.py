@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.training.coverage_batches import LABELS, TASKS, VOCABULARY, Batch, model_batch
 from benchmarks.training.coverage_vision import VISION, vision_batch, vision_model
 
-__all__ = ["TASKS", "Draw", "draw_model", "of_transformers"]
-
-Batch = Mapping[str, torch.Tensor]
-_ROWS, _LENGTH, _VOCABULARY, _LABELS = 2, 12, 99, 3
+__all__ = ["Draw", "draw_model", "of_transformers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k",
                      "top_k_experts", "num_selected_experts"), 2),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "num_expert_group"), 1),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "encoder_vocab_size", "decoder_vocab_size"), _VOCABULARY),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "encoder_vocab_size", "decoder_vocab_size"), VOCABULARY),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
                      "max_source_positions", "max_target_positions", "max_encoder_position_embeddings",
                      "max_decoder_position_embeddings"), 64),
@@ -72,6 +70,7 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
     **dict.fromkeys(("num_mel_bins",), 16),
     **dict.fromkeys(("num_frames",), 4),
+    **dict.fromkeys(("rotary_dim",), 8),
     "num_hash_functions": 2, "bottleneck_size": 16, "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
@@ -101,8 +100,8 @@ def _shrink(config: Any, layers: int, depth: int = 0) -> None:
             _set(config, name, _spread(value, layers))
     for index, name in enumerate(_TOKENS):
         value = values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= _VOCABULARY:
-            _set(config, name, _VOCABULARY - 2 - index % 8)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= VOCABULARY:
+            _set(config, name, VOCABULARY - 2 - index % 8)
 
 
 def _spread(kinds: list[Any], layers: int) -> list[Any]:
@@ -116,93 +115,6 @@ def _set(config: Any, name: str, value: Any) -> None:
         setattr(config, name, value)
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return
-
-
-def _tokens(seed: int, *shape: int, high: int = 80) -> torch.Tensor:
-    return torch.randint(5, high, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _floats(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _small(seed: int, *shape: int, high: int = _LABELS) -> torch.Tensor:
-    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed + 1))
-
-
-def _image_shape(config: Any) -> tuple[int, int, int]:
-    size = getattr(config, "image_size", 32)
-    size = size if isinstance(size, int) else size[0]
-    return getattr(config, "num_channels", 3), size, size
-
-
-def _text(labels: Callable[[int], Batch]) -> Callable[[int, Any], Batch]:
-    return lambda seed, config: {"input_ids": _tokens(seed, _ROWS, _LENGTH), **labels(seed)}
-
-
-def _image(labels: Callable[[int, Any], Batch]) -> Callable[[int, Any], Batch]:
-    return lambda seed, config: {"pixel_values": _floats(seed, _ROWS, *_image_shape(config)), **labels(seed, config)}
-
-
-def _seq_to_seq(seed: int, config: Any) -> Batch:
-    return {"input_ids": _tokens(seed, _ROWS, _LENGTH), "labels": _tokens(seed + 1, _ROWS, _LENGTH)}
-
-
-def _speech(seed: int, config: Any) -> Batch:
-    frames = 2 * getattr(config, "max_source_positions", 32)
-    mel = getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", 16))
-    return {"input_features": _floats(seed, _ROWS, mel, frames), "labels": _tokens(seed + 1, _ROWS, _LENGTH)}
-
-
-#: Task -> (mapping of transformers from model types to classes, batch of a seed and a configuration).
-TASKS: Mapping[str, tuple[str, Callable[[int, Any], Batch]]] = {
-    "causal language modeling": (
-        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-        _text(lambda seed: {"labels": _tokens(seed, _ROWS, _LENGTH)}),
-    ),
-    "masked language modeling": (
-        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-        _text(lambda seed: {"labels": _tokens(seed + 1, _ROWS, _LENGTH)}),
-    ),
-    "sequence to sequence": ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", _seq_to_seq),
-    "sequence classification": (
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-        _text(lambda seed: {"labels": _small(seed, _ROWS)}),
-    ),
-    "token classification": (
-        "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-        _text(lambda seed: {"labels": _small(seed, _ROWS, _LENGTH)}),
-    ),
-    "question answering": (
-        "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
-        _text(lambda seed: {"start_positions": _small(seed, _ROWS), "end_positions": _small(seed + 1, _ROWS)}),
-    ),
-    "multiple choice": (
-        "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
-        lambda seed, config: {"input_ids": _tokens(seed, _ROWS, 2, _LENGTH), "labels": _small(seed, _ROWS, high=2)},
-    ),
-    "next sentence prediction": (
-        "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES",
-        _text(lambda seed: {"labels": _small(seed, _ROWS, high=2)}),
-    ),
-    "image classification": (
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-        _image(lambda seed, config: {"labels": _small(seed, _ROWS)}),
-    ),
-    "semantic segmentation": (
-        "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
-        _image(lambda seed, config: {"labels": _small(seed, _ROWS, *_image_shape(config)[1:])}),
-    ),
-    "audio classification": (
-        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-        lambda seed, config: {"input_values": _floats(seed, _ROWS, 4000), "labels": _small(seed, _ROWS)},
-    ),
-    "speech recognition (CTC)": (
-        "MODEL_FOR_CTC_MAPPING_NAMES",
-        lambda seed, config: {"input_values": _floats(seed, _ROWS, 4000), "labels": _tokens(seed, _ROWS, 4, high=30)},
-    ),
-    "speech to text": ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", _speech),
-}
 
 
 def draw_model(rng: random.Random, library: str) -> Draw:
@@ -251,8 +163,14 @@ def of_transformers(name: str, choices: Mapping[str, Any]) -> Draw:
         model_class=name,
         choices=choices,
         make=lambda: _build(name, choices)[0],
-        batch=lambda step, index: TASKS[choices["task"]][1](choices["seed"] + 1000 * step + 10 * index, _config(name, choices)),
+        batch=lambda step, index: _batch(name, choices, choices["seed"] + 1000 * step + 10 * index),
     )
+
+
+def _batch(name: str, choices: Mapping[str, Any], seed: int) -> Batch:
+    import transformers
+
+    return model_batch(getattr(transformers, name), choices["task"], seed, _config(name, choices))
 
 
 def _config(name: str, choices: Mapping[str, Any]) -> Any:
@@ -268,8 +186,21 @@ def _config(name: str, choices: Mapping[str, Any]) -> Any:
         if own is not None and getattr(own, "pad_token_id", None) is None:
             _set(own, "pad_token_id", 1)
     if "classification" in choices["task"]:
-        _set(config, "num_labels", _LABELS)
+        _set(config, "num_labels", LABELS)
+    _agree(config)
     return config
+
+
+def _agree(config: Any) -> None:
+    """Set what follows from the small sizes, and what a training run sets."""
+    if getattr(config, "decoder_start_token_id", None) is None:
+        _set(config, "decoder_start_token_id", 2)
+    if hasattr(config, "expand") and hasattr(config, "head_dim") and hasattr(config, "num_heads"):
+        _set(config, "head_dim", config.expand * config.hidden_size // config.num_heads)
+    for own in (config, getattr(config, "text_config", None)):
+        kinds = getattr(own, "layer_types", None)
+        if isinstance(kinds, list) and not any("attention" in kind and "linear" not in kind for kind in kinds):
+            _set(own, "use_cache", False)  # the cache of transformers needs a layer with attention
 
 
 def _build(name: str, choices: Mapping[str, Any]) -> tuple[nn.Module, Any]:

@@ -101,6 +101,14 @@ def ctc_batch(step: int, index: int) -> tuple[torch.Tensor, ...]:
     return (*rows(step, index), labels, torch.tensor([5, 4, 5, 3]), torch.tensor([2, 1, 0, 2]))
 
 
+class PaddedCtc(Ctc):
+    """Labels whose padding is removed before the loss, as in the ``ForCTC`` classes of ``transformers``."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, heard: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
+        scores, used = self.head(self.first(x)).log_softmax(-1).transpose(0, 1), labels != 1
+        return F.ctc_loss(scores, labels.masked_select(used), heard, used.sum(-1), zero_infinity=True)
+
+
 class Packed(nn.Module):
     """Memory that is made unset and filled later, a write with ``out=``, composite operators without a place on the list."""
 
@@ -165,6 +173,7 @@ LAYERS: dict[str, Callable[[], Made]] = {
     "rnn": _recurrent(nn.RNN, num_layers=2, nonlinearity="relu", bias=False),
     "fourier": _of(Fourier),
     "ctc": lambda: (Ctc(), ctc_batch),
+    "ctc-padded": lambda: (PaddedCtc(), ctc_batch),
     "spectral-norm": _of(lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH), n_power_iterations=2)),
     "spectral-norm-convolution": _of(_convolution),
     "spectral-norm-hook": _of(lambda: spectral_norm(nn.Linear(WIDTH, WIDTH))),

@@ -41,6 +41,7 @@ def test_a_seed_gives_the_same_models() -> None:
         ("fsmt", "FSMTForConditionalGeneration", "aten.masked_fill.Scalar"),
         ("big_bird", "BigBirdForCausalLM", "aten.softmax.int"),
         ("bigbird_pegasus", "BigBirdPegasusForConditionalGeneration", "aten.softmax.int"),
+        ("longt5", "LongT5ForConditionalGeneration", "aten.softmax.int"),
         ("modernbert", "ModernBertForMultipleChoice", "aten.index.Tensor"),
     ],
 )

@@ -26,6 +26,8 @@ __all__ = ["eager_masks"]
 
 _MODULE = "transformers.masking_utils"
 _MODELS = "transformers.models."
+#: Their encoders make a mask of ones where the caller gives no mask, read it without a check, and make none in a trace.
+_READ_ONES = tuple(f"{_MODELS}{name}.modeling_{name}" for name in ("longt5", "pop2piano", "switch_transformers"))
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
 
 
@@ -45,6 +47,8 @@ def eager_masks() -> Iterator[None]:
             yield
         return
     with ExitStack() as stack:
+        for module in filter(None, map(sys.modules.get, _READ_ONES)):
+            stack.enter_context(patch.object(module, "is_torchdynamo_compiling", lambda: False))
         for module in (library, *_delta_rules()):
             if hasattr(module, "is_torchdynamo_exporting"):
                 stack.enter_context(patch.object(module, "is_torchdynamo_exporting", lambda: False))

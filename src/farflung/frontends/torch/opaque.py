@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from farflung.frontends.torch.row_groups import grouped_call, sizes_as_stand_ins
+from farflung.frontends.torch.row_groups import StandIn, grouped_call, sizes_as_stand_ins
 
 __all__ = ["BRANCH", "GRADIENT", "OPAQUE", "opaque_calls"]
 
@@ -95,6 +95,8 @@ class _Opaque(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.nn.functional.ctc_loss, torch.ctc_loss):
             return _hold_ctc(*args, **kwargs)
+        if func in _SELECTS and len(args) == 2 and not kwargs and _is_labels(*args):
+            return _Selected(*args)
         if func in _GROUPED and kwargs.get("bias") is None and kwargs.get("out_dtype") is None and len(args) == 2:
             rows, weight = args
             offsets = kwargs.get("offs")
@@ -109,6 +111,34 @@ _PRODUCTS = (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "
 _GROUPED = frozenset(found for found in _PRODUCTS if found is not None)
 
 
+_SELECTS = (torch.Tensor.masked_select, torch.masked_select)
+
+
+def _is_labels(values: torch.Tensor, mask: torch.Tensor) -> bool:
+    return values.dtype in (torch.int64, torch.int32) and values.shape == mask.shape
+
+
+class _Selected(StandIn):
+    """``values.masked_select(mask)``: labels without padding, of which a CTC loss reads as many as its lengths say."""
+
+    def __init__(self, values: torch.Tensor, mask: torch.Tensor) -> None:
+        self._values, self._mask = values, mask
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.read(), name)
+
+    def read(self) -> torch.Tensor:
+        """The selected values."""
+        return torch.masked_select(self._values, self._mask)
+
+    def packed(self) -> torch.Tensor:
+        """The selected values, and zeros after them."""
+        flat, chosen = self._values.reshape(-1), self._mask.reshape(-1)
+        behind = flat.shape[0]
+        places = torch.where(chosen, chosen.cumsum(0) - 1, behind)
+        return flat.new_zeros(behind + 1).scatter(0, places, flat)[:behind]
+
+
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
@@ -117,6 +147,7 @@ def _hold_ctc(*args: Any, **kwargs: Any) -> Any:
     given.apply_defaults()
     log_probs, targets, *lengths, blank, reduction, zero_infinity = given.args
     reduction = _REDUCTIONS.get(reduction, reduction)
+    targets = targets.packed() if isinstance(targets, _Selected) else targets
     lengths = [item if isinstance(item, torch.Tensor) else torch.tensor(item, dtype=torch.int64) for item in lengths]
     return torch.ops.farflung_capture.ctc_loss.default(log_probs, targets, *lengths, blank, reduction, zero_infinity)
 

@@ -17,31 +17,39 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["grouped_call", "sizes_as_stand_ins"]
+__all__ = ["StandIn", "grouped_call", "sizes_as_stand_ins"]
 
 _TOLIST = FakeTensor.tolist
 
 
-class _StandIn:
-    """Something that depends on ``sizes``; torch calls that take it arrive at the mode that captures, or here."""
-
-    sizes: torch.Tensor
+class StandIn:
+    """Something whose shape or values the data decide; torch calls that take it arrive at the mode that captures, or here."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for item in (*args, *(kwargs or {}).values()):
             for found in item if isinstance(item, (list, tuple)) else (item,):
-                if isinstance(found, _StandIn):
+                if isinstance(found, StandIn):
                     found.read()
         return NotImplemented
 
+    def read(self) -> Any:
+        """The real thing: raises what the trace raises of data that it does not have."""
+        raise NotImplementedError
+
+
+class _Grouping(StandIn):
+    """Something that depends on ``sizes``."""
+
+    sizes: torch.Tensor
+
     def read(self) -> list[int]:
-        """The sizes as numbers: raises what the trace raises of data that it does not have."""
+        """The sizes as numbers."""
         found: list[int] = _TOLIST(self.sizes)  # type: ignore[arg-type]
         return found
 
 
-class _Sizes(_StandIn, Sequence[int]):
+class _Sizes(_Grouping, Sequence[int]):
     """``sizes.tolist()``."""
 
     def __init__(self, sizes: torch.Tensor) -> None:
@@ -54,7 +62,7 @@ class _Sizes(_StandIn, Sequence[int]):
         return self.read()[index]
 
 
-class _Parts(_StandIn, Sequence["_Part"]):
+class _Parts(_Grouping, Sequence["_Part"]):
     """``rows.split(sizes)``: a part for each size."""
 
     def __init__(self, rows: torch.Tensor, sizes: torch.Tensor) -> None:
@@ -68,7 +76,7 @@ class _Parts(_StandIn, Sequence["_Part"]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part(_StandIn):
+class _Part(_Grouping):
     """Part ``number`` of the rows, after a linear layer if ``weight`` is given."""
 
     parts: _Parts
@@ -124,4 +132,11 @@ _CALLS: Mapping[Any, Callable[..., Any]] = {
 def grouped_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What stands for the result of ``func``; ``None``: the call is not part of a product of groups."""
     rule = _CALLS.get(func)
-    return None if rule is None else rule(*args, **kwargs)
+    if rule is None or not any(isinstance(item, StandIn) for item in _given(args)):
+        return None
+    return rule(*args, **kwargs)
+
+
+def _given(args: tuple[Any, ...]) -> Iterator[Any]:
+    for item in args:
+        yield from item if isinstance(item, (list, tuple)) else (item,)
