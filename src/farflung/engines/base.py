@@ -50,6 +50,7 @@ class EngineSettings:
     ``split_backward``: ``backward`` makes only the gradients that it returns, and ``backward_weights`` those of parameters.
     ``budget``: of the process that computes; states and what their initializers need at a time come from it.
     ``any_order``: the ranks of a site may add gradients in another order than the job's.
+    ``sharded``: each rank of a site has a part of the parameters, and gathers those of a block before it computes.
     """
 
     device: str = "cpu"
@@ -61,6 +62,7 @@ class EngineSettings:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     budget: MemoryBudget = field(default_factory=MemoryBudget, compare=False)
     any_order: bool = False
+    sharded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: The total of its budget (``None``: no limit).
     memory: int | None
     any_order: bool = False
+    sharded: bool = False
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True):
@@ -145,7 +146,8 @@ class OpenStage(Message, frozen=True, kw_only=True):
 Method = Literal[
     "initialize", "load", "forward", "backward", "backward_weights", "close_part", "take_gradients", "put_gradients",
     "use_gradients", "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients",
-    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close", "fold",
+    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close", "fold", "assist_forward",
+    "assist_backward",
 ]  # fmt: skip
 
 

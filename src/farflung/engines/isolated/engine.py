@@ -146,6 +146,7 @@ class AttemptEngine:
                     optimizer=settings.optimizer.model_dump_json(),
                     memory=settings.budget.total,
                     any_order=settings.any_order,
+                    sharded=settings.sharded,
                 ),
                 share=None if share is None else share.number,
             )

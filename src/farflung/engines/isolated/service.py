@@ -115,6 +115,7 @@ class Service:
             optimizer=OptimizerSpec.model_validate_json(given.optimizer),
             budget=self._budget,
             any_order=given.any_order,
+            sharded=given.sharded,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),
@@ -228,6 +229,10 @@ class Service:
         runner.fold(call.folds, whole=call.last)  # type: ignore[attr-defined]
         return Done()
 
+    def _assist(self, runner: StageRunner, call: Call) -> Done:
+        runner.assist(back=call.method == "assist_backward")  # type: ignore[attr-defined]
+        return Done()
+
     def _load_optimizer(self, runner: StageRunner, call: Call) -> Done:
         runner.load_optimizer(self._one(call.values))
         return Done()
@@ -260,4 +265,6 @@ class Service:
         "optimizer_states": lambda self, runner, _: Done(values=self._written(runner.optimizer_states(copy=False))),
         "load_optimizer": _load_optimizer,
         "fold": _fold,
+        "assist_forward": _assist,
+        "assist_backward": _assist,
     }
