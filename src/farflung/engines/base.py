@@ -52,6 +52,7 @@ class EngineSettings:
     ``budget``: of the process that computes; states and what their initializers need at a time come from it.
     ``any_order``: the ranks of a site may add gradients in another order than the job's.
     ``offload``: where optimizer states are between updates (None: in memory).
+    ``sharded``: each rank of a site has a part of the parameters, and gathers those of a block before it computes.
     """
 
     device: str = "cpu"
@@ -64,6 +65,7 @@ class EngineSettings:
     budget: MemoryBudget = field(default_factory=MemoryBudget, compare=False)
     any_order: bool = False
     offload: StateFile | None = field(default=None, compare=False)
+    sharded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

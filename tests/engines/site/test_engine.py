@@ -56,6 +56,14 @@ def test_the_bits_are_those_of_a_plain_loop(name: str, site: SiteAttempt) -> Non
         assert_equal(run(name, equal_cuts(captured(name), 3), 2, settings, site), plain(name, 2, SETTINGS.optimizer))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "moe"])
+def test_the_bits_with_sharded_parameters(name: str, site: SiteAttempt) -> None:
+    truth = plain(name, 2, SETTINGS.optimizer)
+    for settings in (SETTINGS, replace(SETTINGS, split_backward=True), replace(SETTINGS, recompute=True)):
+        sharded = replace(settings, sharded=True)
+        assert_equal(run(name, equal_cuts(captured(name), 2), 2, sharded, site), truth)
+
+
 def test_clipping_and_reduced_precision(site: SiteAttempt) -> None:
     optimizer = OptimizerSpec(name="adamw", clip_norm=0.3)
     settings = replace(SETTINGS, optimizer=optimizer, precision="bf16")
@@ -106,6 +114,28 @@ def test_optimizer_states_are_divided_and_come_back(site: SiteAttempt) -> None:
     found = again.optimizer_states()
     assert found.keys() == states.keys()
     assert all(np.array_equal(found[key], value) for key, value in states.items())
+
+
+def test_sharded_ranks_compute_together_and_lend_each_other_parameters(site: SiteAttempt) -> None:
+    """Three micro-batches on two ranks: in the second group one rank has none. Evaluation computes on the first rank."""
+    outcomes = []
+    for sharded in (False, True):
+        runner = opened(site, replace(SETTINGS, sharded=sharded))
+        shared = site.open(runner.subgraph, replace(SETTINGS, training=False), runner)
+        for group in ([0, 1], [2]):
+            runner.begin_forwards([(MicroBatch(0, index), {}, data_of(runner, index)) for index in group])
+            losses = [runner.forward(MicroBatch(0, index), {}, data_of(runner, index)).outputs for index in group]
+            runner.begin_backwards([(MicroBatch(0, index), {}, 1.0) for index in group])
+            for index in group:
+                runner.backward(MicroBatch(0, index), {}, 1.0)
+        runner.close_part(last=True)
+        runner.finish_gradients({})
+        runner.update([0.05], None)
+        evaluated = shared.forward(MicroBatch(1, 0), {}, data_of(runner, 0)).outputs
+        outcomes.append({**runner.states(), **runner.optimizer_states(), "loss": losses[-1]["loss"], "later": evaluated["loss"]})
+    plain_, found = outcomes
+    assert found.keys() == plain_.keys()
+    assert [name for name, value in plain_.items() if not np.array_equal(found[name], value)] == []
 
 
 def test_ranks_reach_nothing_but_each_other(site: SiteAttempt) -> None:

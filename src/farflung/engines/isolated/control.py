@@ -124,6 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     any_order: bool = False
     #: Bytes of the file for optimizer states, which comes along (0: there is none).
     offload: int = 0
+    sharded: bool = False
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True):
@@ -152,7 +153,8 @@ class OpenStage(Message, frozen=True, kw_only=True):
 Method = Literal[
     "initialize", "load", "forward", "backward", "backward_weights", "close_part", "take_gradients", "put_gradients",
     "use_gradients", "finish_gradients", "gradients", "gradient_views", "set_gradients", "gradient_norms", "spoilt_gradients",
-    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close", "fold",
+    "update", "watch", "discard", "states", "optimizer_states", "load_optimizer", "close", "fold", "assist_forward",
+    "assist_backward",
 ]  # fmt: skip
 
 

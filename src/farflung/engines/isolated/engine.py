@@ -148,6 +148,7 @@ class AttemptEngine:
                     memory=settings.budget.total,
                     any_order=settings.any_order,
                     offload=0 if file is None else file.nbytes,
+                    sharded=settings.sharded,
                 ),
                 share=None if share is None else share.number,
             )

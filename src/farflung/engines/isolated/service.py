@@ -122,6 +122,7 @@ class Service:
             budget=self._budget,
             any_order=given.any_order,
             offload=StateFile(self._files.pop(), given.offload) if given.offload else None,
+            sharded=given.sharded,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),
@@ -235,6 +236,10 @@ class Service:
         runner.fold(call.folds, whole=call.last)  # type: ignore[attr-defined]
         return Done()
 
+    def _assist(self, runner: StageRunner, call: Call) -> Done:
+        runner.assist(back=call.method == "assist_backward")  # type: ignore[attr-defined]
+        return Done()
+
     def _load_optimizer(self, runner: StageRunner, call: Call) -> Done:
         runner.load_optimizer(self._one(call.values), more=call.more)
         return Done()
@@ -269,4 +274,6 @@ class Service:
         ),
         "load_optimizer": _load_optimizer,
         "fold": _fold,
+        "assist_forward": _assist,
+        "assist_backward": _assist,
     }

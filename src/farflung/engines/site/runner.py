@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
 from farflung.engines.isolated.arena import Arena
@@ -20,7 +20,7 @@ from farflung.engines.isolated.service import write_use
 from farflung.engines.site.rank import Pending, RankStage, wait_for_all
 from farflung.engines.site.shards import owners
 from farflung.graph.cut import SubGraph
-from farflung.graph.ir import Use, ValueRef
+from farflung.graph.ir import StateKind, Use, ValueRef
 
 __all__ = ["SiteRunner"]
 
@@ -51,7 +51,11 @@ class SiteRunner:
         """``stages``: of the ranks, in their order."""
         self.subgraph, self.stages = subgraph, tuple(stages)
         self._settings = settings
-        self._owner = owners(subgraph, settings, len(stages))
+        self._owner: Mapping[str, int] = owners(subgraph, settings, len(stages)) if share is None else share._owner
+        #: Whether each rank has a part of the parameters only. Then all ranks take part in each forward and backward.
+        self.sharded: bool = settings.sharded if share is None else share.sharded
+        #: The forwards or backwards that were begun together, with the ranks that only assist.
+        self._together: list[Pending[Any]] = []
         #: How many micro-batches compute at the same time. Forwards that change states come one after the other.
         own = set(subgraph.positions)
         changes = any(subgraph.graph.position[value.op] in own for _, value in subgraph.graph.state_updates)
@@ -69,12 +73,25 @@ class SiteRunner:
             if self._settings.training:
                 self._sum.ranks[key] = rank
             self._forwards[key] = self.stages[rank].begin_forward(key, values, data)
+        self._assist("assist_forward", {rank: self._forwards[key] for rank, (key, _, _) in enumerate(work)})
 
     def begin_backwards(self, work: Sequence[tuple[MicroBatch, Mapping[ValueRef, Sequence[Array]], float]]) -> None:
         """Begin backwards of micro-batches on different ranks; ``backward`` waits for each."""
         self._fold()
         for key, gradients, weight in work:
             self._backwards[key] = self.stages[self._sum.ranks[key]].begin_backward(key, gradients, weight)
+        self._assist("assist_backward", {self._sum.ranks[key]: self._backwards[key] for key, _, _ in work})
+
+    def _assist(self, method: Method, computing: Mapping[int, Pending[Any]]) -> None:
+        """Let the ranks that compute nothing send and receive parameters with those that do; ``computing``: by rank."""
+        if self.sharded:
+            ranks = enumerate(self.stages)
+            self._together = [computing[rank] if rank in computing else stage.begin_call(method) for rank, stage in ranks]
+
+    def _wait_together(self) -> None:
+        """Wait for all ranks where they wait for each other: an error of one ends the site."""
+        together, self._together = self._together, []
+        wait_for_all(together, [stage.attempt for stage in self.stages], "a block's parameters")
 
     def begin_weights(self, keys: Sequence[MicroBatch]) -> None:
         """Begin the rest of split backwards of micro-batches on different ranks; ``backward_weights`` waits for each."""
@@ -87,12 +104,14 @@ class SiteRunner:
         """See ``StageRunner``."""
         if key not in self._forwards:
             self.begin_forwards([(key, values, data)])
+        self._wait_together()
         return self._forwards.pop(key).result()
 
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
         """See ``StageRunner``."""
         if key not in self._backwards:
             self.begin_backwards([(key, gradients, weight)])
+        self._wait_together()
         found = self._backwards.pop(key).result()
         if not self._settings.split_backward:
             self._note(key)
@@ -203,12 +222,25 @@ class SiteRunner:
 
     def load(self, states: Mapping[str, Array]) -> None:
         """See ``StageRunner``."""
-        for stage in self.stages:
-            stage.runner.load(states)
+        for rank, stage in enumerate(self.stages):
+            stage.runner.load({name: array for name, array in states.items() if self._lies(name, rank)})
+
+    def _lies(self, name: str, rank: int) -> bool:
+        """Whether the state ``name`` lies on ``rank`` all the time."""
+        return not self.sharded or self._owner.get(name, rank) == rank
 
     def states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
-        """Copies of states, always, from the first rank."""
-        return self.stages[0].runner.states(names, copy=copy)
+        """Copies of states, always, from the first rank that has them."""
+        if not self.sharded:
+            return self.stages[0].runner.states(names, copy=copy)
+        state = self.subgraph.graph.state
+        kept = [n for n in self.subgraph.states if state[n].persistent and state[n].kind is not StateKind.CONSTANT]
+        wanted = kept if names is None else [name for name in self.subgraph.states if name in names]
+        found: dict[str, Array] = {}
+        for rank, stage in enumerate(self.stages):
+            own = [name for name in wanted if self._owner.get(name, 0) == rank]
+            found |= stage.runner.states(own, copy=copy) if own else {}
+        return self._in_order(found)
 
     def exposed(self, names: Collection[str]) -> Mapping[str, Array]:
         """None: the states lie in other processes."""

@@ -11,17 +11,13 @@ from collections.abc import Mapping
 from farflung.engines.base import EngineSettings
 from farflung.engines.stateful_runner import trained_states
 from farflung.graph.cut import SubGraph
+from farflung.graph.parameter_blocks import holders, parameters_of
 
 __all__ = ["owners"]
 
 
 def owners(subgraph: SubGraph, settings: EngineSettings, ranks: int) -> Mapping[str, int]:
-    """Return the owner of each trained state of the stage: the largest first, to the rank that owns the fewest bytes."""
-    graph, trained = subgraph.graph, trained_states(subgraph, settings)
-    names = [name for name in subgraph.states if name in trained]
-    loads = [0] * ranks
-    found: dict[str, int] = {}
-    for name in sorted(names, key=lambda name: -graph.state[name].spec.nbytes):
-        found[name] = min(range(ranks), key=lambda rank: loads[rank])
-        loads[found[name]] += graph.state[name].spec.nbytes
-    return found
+    """Return the owner of each parameter of the stage, trained or frozen."""
+    trained = trained_states(subgraph, settings)
+    sizes = {name: subgraph.graph.state[name].spec.nbytes for name in parameters_of(subgraph)}
+    return holders(sizes, ranks, [name for name in sizes if name in trained])

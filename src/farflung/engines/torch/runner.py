@@ -67,8 +67,7 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
     """Runs one stage (see ``farflung.engines.base.StageRunner``)."""
 
     def __init__(self, subgraph: SubGraph, settings: EngineSettings, device: torch.device, share: TorchRunner | None) -> None:
-        trained, shared = trained_states(subgraph, settings), None if share is None else share.state
-        super().__init__(subgraph, settings, StageStates(subgraph, device, trained, settings.budget, shared))
+        super().__init__(subgraph, settings, self.make_states(subgraph, settings, device, None if share is None else share.state))
         self._device = device
         graph = subgraph.graph
         self._edges = {edge.value: edge for edge in subgraph.requires_activations}
@@ -102,6 +101,12 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
         return compile_program([graph.ops[position] for position in edge.views], self._device, [edge.value])
 
     # States
+
+    def make_states(
+        self, subgraph: SubGraph, settings: EngineSettings, device: torch.device, share: StageStates | None
+    ) -> StageStates:
+        """The states of the stage; ``share``: those of a runner whose states are taken over."""
+        return StageStates(subgraph, device, trained_states(subgraph, settings), settings.budget, share)
 
     def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer | OffloadedOptimizer:
         """See ``StatefulRunner``."""

@@ -55,7 +55,7 @@ class StageStates:
         for name in self._names:
             state = self._graph.state[name]
             if state.kind is StateKind.CONSTANT and state.data is not None:
-                self._constants[name] = self._own_copy(initial_value(state, 0, budget))
+                self._constants[name] = self._own_copy(name, initial_value(state, 0, budget))
             elif name not in self.tensors and state.data is not None:
                 self._set(name, initial_value(state, 0, budget))
 
@@ -87,10 +87,11 @@ class StageStates:
             with torch.no_grad():
                 present.copy_(value)
             return
-        tensor = self._own_copy(value)
+        tensor = self._own_copy(name, value)
         self.tensors[name] = tensor.requires_grad_() if name in self.trained else tensor
 
-    def _own_copy(self, value: torch.Tensor) -> torch.Tensor:
+    def _own_copy(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        del name
         if self._device.type == "cpu":
             self._budget.reserve(value.nbytes, "a state")
             self._budget.release_with(self, value.nbytes)

@@ -2,5 +2,8 @@
 
 - ``group``: joins the ranks, and moves tensors among them.
 - ``engine``: the engine of a rank.
+- ``shards``: parameters that lie on their owner, and elsewhere only while a block needs them.
+- ``sharded_states``: the states of a stage with such parameters.
+- ``sharded_runner``: a stage on a rank that gathers them.
 - ``runner``: a stage on a rank: micro-batches of its own, sums and updates of the parameters that it owns.
 """

@@ -8,6 +8,7 @@ from farflung.engines.base import EngineSettings, StageRunner
 from farflung.engines.torch.engine import TorchEngine
 from farflung.engines.torch.ranks.group import RankGroup
 from farflung.engines.torch.ranks.runner import RankRunner
+from farflung.engines.torch.ranks.sharded_runner import ShardedRunner
 from farflung.graph.cut import SubGraph
 
 __all__ = ["RankEngine"]
@@ -26,4 +27,6 @@ class RankEngine(TorchEngine):
         device = self.checked(subgraph, settings)
         if share is not None and not isinstance(share, RankRunner):
             raise TypeError("share must be a runner of the same engine")
+        if isinstance(share, ShardedRunner) or (share is None and settings.sharded):
+            return ShardedRunner(subgraph, settings, (device, self.group), share)
         return RankRunner(subgraph, settings, (device, self.group), share)

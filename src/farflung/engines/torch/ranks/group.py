@@ -20,7 +20,8 @@ __all__ = ["Buffer", "Layout", "RankGroup"]
 
 #: A rank waits so long for another one; the death of a rank is noticed at once, by the guard.
 _PATIENCE = timedelta(minutes=10)
-_ALIGN = 16
+#: As PyTorch aligns tensors: the kernels of some products choose by it.
+_ALIGN = 64
 #: The interface that ranks use; Gloo would resolve the host's name otherwise, which may lead outside.
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
@@ -91,9 +92,9 @@ class RankGroup:
         """Begin to receive ``buffer`` from another rank."""
         return dist.irecv(buffer.memory, src=source, tag=tag)
 
-    def broadcast(self, buffer: Buffer[Any], source: int) -> Any:
-        """Begin to send ``buffer`` of ``source`` to all."""
-        return dist.broadcast(buffer.memory, src=source, async_op=True)
+    def broadcast(self, memory: torch.Tensor, source: int) -> Any:
+        """Begin to send ``memory`` of ``source`` to all."""
+        return dist.broadcast(memory, src=source, async_op=True)
 
     def reduce(self, tensor: torch.Tensor, to: int) -> Any:
         """Begin to add ``tensor`` of all ranks at ``to``; the contents elsewhere are undefined then."""

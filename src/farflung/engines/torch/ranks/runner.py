@@ -148,15 +148,19 @@ class RankRunner(TorchRunner):
     def update(self, rates: Sequence[float], scale: Array | None, names: Collection[str] | None = None) -> None:
         """See ``StageRunner``; then the owners send the new parameters to all."""
         super().update(rates, scale, names)
+        self.share_parameters([name for owned in self._parameters for name in owned if names is None or name in names])
+
+    def share_parameters(self, names: Sequence[str]) -> None:
+        """Send the parameters ``names`` from their owners to all ranks."""
         begun = []
         for rank, owned in enumerate(self._parameters):
-            chosen = [name for name in owned if names is None or name in names]
+            chosen = [name for name in owned if name in names]
             if not chosen:
                 continue
             buffer: Buffer[str] = Buffer(Layout({name: self._spec[name] for name in chosen}), self._device)
             if rank == self._group.rank:
                 buffer.write({name: self.state.tensor(name).detach() for name in chosen})
-            begun.append((rank, self._group.broadcast(buffer, rank), buffer))
+            begun.append((rank, self._group.broadcast(buffer.memory, rank), buffer))
         with torch.no_grad():
             for rank, work, buffer in begun:
                 work.wait()
