@@ -17,6 +17,7 @@ import torch
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
 from farflung.engines.site.shards import owners
 from farflung.engines.stateful_runner import trained_states
+from farflung.engines.torch.optimizers.offloaded_update import OffloadedOptimizer
 from farflung.engines.torch.optimizers.wide_update import AnyOptimizer
 from farflung.engines.torch.program import Call
 from farflung.engines.torch.ranks.group import RankGroup
@@ -62,7 +63,7 @@ class ShardedRunner(RankRunner):
             shards = Shards(subgraph, self._blocks, owner, (device, self._group))
         return ShardedStates(subgraph, (device, settings.budget), trained_states(subgraph, settings), shards, share)
 
-    def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer:
+    def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer | OffloadedOptimizer:
         """See ``StatefulRunner``: of the parameters that lie here."""
         return super().make_optimizer([name for name in names if self._shards.owned(name)])
 
