@@ -24,9 +24,9 @@ from farflung.frontends.torch.checks.module_attributes import refuse_changed_att
 from farflung.frontends.torch.exporting import Exported, fake_states, read_example, run_export
 from farflung.frontends.torch.finishing import Draft, Ends, assemble
 from farflung.frontends.torch.lowering import Lowering
-from farflung.frontends.torch.mask_branches import MaskBranches, sketch
 from farflung.frontends.torch.programs import Programs, tensor_bytes
 from farflung.frontends.torch.recorder import Recording, record
+from farflung.frontends.torch.values.mask_branches import MaskBranches, sketch
 from farflung.graph.ir import Graph, InitStep, State, StateKind, StateRef, ValueRef
 
 __all__ = ["capture"]

@@ -30,11 +30,11 @@ from farflung.frontends.torch.checks.data_dependence import data_dependence, no_
 from farflung.frontends.torch.checks.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.fresh_parameters import FreshParameters
 from farflung.frontends.torch.functions import Backward, Functions
-from farflung.frontends.torch.mask_branches import MaskBranches
-from farflung.frontends.torch.masks import eager_masks
 from farflung.frontends.torch.opaque import opaque_calls
 from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
+from farflung.frontends.torch.values.mask_branches import MaskBranches
+from farflung.frontends.torch.values.masks import eager_masks
 
 __all__ = ["PATCHES", "Example", "Exported", "fake_states", "read_example", "run_export"]
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from farflung.frontends.torch.row_groups import StandIn, grouped_call, sizes_as_stand_ins
+from farflung.frontends.torch.values.row_groups import StandIn, grouped_call, sizes_as_stand_ins
 
 __all__ = ["BRANCH", "GRADIENT", "OPAQUE", "opaque_calls"]
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 
-from farflung.frontends.torch.known_values import KnownValues, untraced
+from farflung.frontends.torch.values.known_values import KnownValues, untraced
 
 __all__ = ["eager_masks"]
 
