@@ -33,7 +33,21 @@ def example_inputs(batch_size):
 
 
 def test_the_registry_has_all_models():
-    assert list(RECIPES) == ["albert", "bert", "cnn", "gpt", "gpt2", "hf", "llama", "moe", "resnet101", "resnet18", "resnet50"]
+    assert list(RECIPES) == [
+        "albert",
+        "bert",
+        "cnn",
+        "diffusers",
+        "gpt",
+        "gpt2",
+        "hf",
+        "llama",
+        "moe",
+        "resnet101",
+        "resnet18",
+        "resnet50",
+        "timm",
+    ]
 
 
 def test_a_users_own_file(tmp_path):

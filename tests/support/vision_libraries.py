@@ -17,7 +17,7 @@ __all__ = ["diffusers_library", "save_images", "save_timm", "timm_library"]
 def timm_library() -> Any:
     """The library; a test without it is skipped."""
     if load_torchvision() is None:
-        pytest.skip("torchvision is not installed: pip install 'farflung[timm]'")
+        pytest.skip("torchvision is not installed: pip install 'farflung[timm]'", allow_module_level=True)
     return pytest.importorskip("timm", reason="timm is not installed: pip install 'farflung[timm]'")
 
 
