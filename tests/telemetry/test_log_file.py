@@ -70,13 +70,13 @@ def test_what_can_not_be_written_is_left_out(tmp_path: Path) -> None:
 def test_a_flood_of_lines_waits_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is slower than whoever reports: lines are left out, and later ones are written."""
     monkeypatch.setattr(log_file, "_MOST_WAITING", 100)
-    free, append = threading.Event(), log_file._append
+    free, stamp = threading.Event(), log_file.date_text
 
-    def wait(path: Path, line: str) -> None:
+    def wait(*, at: float) -> str:
         free.wait(60)
-        append(path, line)
+        return stamp(at=at)
 
-    monkeypatch.setattr(log_file, "_append", wait)
+    monkeypatch.setattr(log_file, "date_text", wait)
     path, writer = tmp_path / "run.log", LogWriter()
     for number in range(1000):
         writer.write(path, f"line {number:05}")

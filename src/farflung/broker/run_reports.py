@@ -237,17 +237,13 @@ class RunReports:
         self._learn(part.live, part.name, trace[0].spans, links_of(message.links))
 
     def _generated(self, part: _Part, message: Generated) -> None:
-        if self._allows(f"{part.name} text"):
+        if not self._notes.take(f"{part.name} text", monotonic()):
             part.live.sample = message.text
             self.notices.watchers(part.live, GeneratedText(text=message.text))
 
     def _noted(self, part: _Part, message: Noted) -> None:
-        if self._allows(f"{part.name} note"):
+        if not self._notes.take(f"{part.name} note", monotonic()):
             self.notices.watchers(part.live, Note(text=message.text, detail=message.detail is True))
-
-    def _allows(self, what: str) -> bool:
-        with self.runs.changed:
-            return not self._notes.take(what, monotonic())
 
     def _check_data(self, live: LiveRun, name: str, fingerprints: Mapping[str, str]) -> None:
         """Compare the worker's data with that of the other workers.

@@ -17,7 +17,8 @@ from farflung.protocol.events import RunRestored
 def test_a_worker_of_the_last_attempt_is_not_measured_again(attempt: int, usable: bool) -> None:
     """Its offer has what it measured for the run, and training waits for the plan."""
     runs = RunTable()
-    live: Any = SimpleNamespace(run="r", workers=WorkerFacts(), job=SimpleNamespace(micro_batch_sizes=(1,)), result=None)
+    job = SimpleNamespace(micro_batch_sizes=(1,))
+    live: Any = SimpleNamespace(run="r", workers=WorkerFacts(), job=job, limits=lambda planned: None, running=None, result=None)
     runs.add(live)
     runs.machine.handle(RunRestored(run="r", workers=2, attempts=3, expected=2))
     retained = RetainedStates(runs, lambda name, message: None)

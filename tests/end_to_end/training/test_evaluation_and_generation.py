@@ -120,7 +120,7 @@ def test_labels_beyond_the_models_classes(two: Loopback) -> None:
     result = two.run(job).result
     assert result.status == "failed"
     assert "\n" not in result.cause
-    assert "out of bounds" in result.cause
+    assert "labels must be 0 to 1 (or -100, which is ignored), got 2" in result.cause
 
 
 def test_text_has_a_perplexity_and_evaluation_changes_nothing(three: Loopback) -> None:

@@ -80,6 +80,12 @@ class RunLog:
             return before
 
     @property
+    def held(self) -> tuple[int, int]:
+        """Characters of records and of other messages in memory."""
+        with self._lock:
+            return self._letters[0], self._letters[1]
+
+    @property
     def records(self) -> int:
         """How many there are."""
         with self._lock:
