@@ -85,5 +85,13 @@ class KnownValues(TorchFunctionMode):
                 value = func(*plain_args, **plain_kwargs)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return  # not known then: the library's own way of tracing stays
-        if isinstance(value, torch.Tensor) and value.shape == result.shape:
+        if isinstance(value, torch.Tensor) and value.shape == result.shape and not _may_trap(value):
             self._values[id(result)] = (result, value)
+
+
+def _may_trap(value: torch.Tensor) -> bool:
+    """Whether ``value`` has a smallest integer of its type: the processor ends a program that divides it by -1."""
+    if value.dtype not in (torch.int32, torch.int64):
+        return False
+    with untraced():
+        return bool((value == torch.iinfo(value.dtype).min).any())
