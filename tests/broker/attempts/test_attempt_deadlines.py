@@ -83,6 +83,7 @@ class _Followed:
             job=None,
             store=SimpleNamespace(arrived=0),
             submission=SimpleNamespace(bundle=None),
+            serves=False,
             records=SimpleNamespace(latest=latest, unwritten=unwritten),
         )
         run = SimpleNamespace(run="r", state=state, attempts=1, prepared={"a"}, devices=("a", "b"), ended=set())
