@@ -145,6 +145,10 @@ def test_evaluations() -> None:
     assert told == [EvaluationRecord(step=4, elapsed=0.0, loss=0.0, perplexity=1.0, accuracy=0.5)]
     with pytest.raises(WireError, match="an evaluation must have a loss, this one has correct"):
         made.evaluation(4, {"correct": 1.0})
+    made.close()
+    made.evaluation(4, {"correct": 1.0})  # this was a KeyError
+    made.evaluation(5, {"loss": 1.0})
+    assert len(told) == 1
 
 
 def test_whoever_asks_who_is_missing_never_waits_for_the_sink() -> None:

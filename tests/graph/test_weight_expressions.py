@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,15 @@ def test_a_scalar_stays_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [["cat", 0, "a", "c"], ["stack", 0, "a", "c"], ["reshape", [5], "a"], ["transpose", 0, 4, "a"]]
+    "source",
+    [
+        ["cat", 0, "a", "c"],
+        ["stack", 0, "a", "c"],
+        ["stack", 3, "a", "b"],
+        ["reshape", [5], "a"],
+        ["transpose", 0, 1 << 70, "a"],
+        ["transpose", 0, 4, "a"],
+    ],
 )
 def test_shapes_that_do_not_fit(source: Any) -> None:
     with pytest.raises(CheckpointError, match=r"tensors of shapes \[.*\] do not fit '\w+': use the right file"):
@@ -53,6 +62,7 @@ def test_shapes_that_do_not_fit(source: Any) -> None:
         "{",
         '{"a": 1}',
         '{"a": ["exec", "b"]}',
+        '{"a": [["norm"], "b"]}',
         '{"a": ["stack", "b", "c"]}',
         '{"a": ["stack", 0]}',
         '{"a": ["norm", "b", "c"]}',
@@ -82,6 +92,19 @@ def test_an_inner_result_is_not_far_larger_than_tensors_and_result() -> None:
         shape_of(["slice", 0, 0, 1, copies], shapes.__getitem__)
     assert shape_of(copies, shapes.__getitem__) == (1_000_000, 1000)
     assert shape_of(["slice", 0, 0, 1, ["cat", 0, *["w"] * 8]], shapes.__getitem__) == (1, 1000)
+
+
+def test_slices_do_not_keep_their_tensors() -> None:
+    """100 rows of a tensor, each a slice, took the memory of 100 tensors: a job could fill a worker's memory."""
+    source: Any = ["cat", 0, *[["slice", 0, row, row + 1, "w"] for row in range(100)]]
+    tracemalloc.start()
+    try:
+        found = evaluate(source, lambda name: np.ones((100, 5000)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.shape == (100, 5000)
+    assert peak < 5 * found.nbytes
 
 
 def test_expressions_are_not_nested_without_end() -> None:

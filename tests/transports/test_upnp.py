@@ -60,6 +60,16 @@ def test_a_port_is_mapped_renewed_and_removed() -> None:
         assert router.removed == [7100]
 
 
+def test_a_mapping_is_renewed_for_days() -> None:
+    """After 40 requests, four hours, the worker refused its own renewals, and its port was closed."""
+    with serving(FakeRouter()) as router:
+        found = find(router)
+        for _ in range(50):
+            found.map_port(7100, 60, outer=7100)
+        found.unmap_port(7100)
+    assert router.removed == [7100]
+
+
 def test_another_outer_port_where_one_is_taken_but_not_for_a_renewal() -> None:
     router = FakeRouter(errors=[718, 718])
     with serving(router):

@@ -185,8 +185,9 @@ class Progress:
             WireError: see ``ReportLimits.check_evaluation``.
         """
         with self._lock:
-            if not self._closed:
-                self._limits.check_evaluation(step, outputs, min(self._next + _MAX_OPEN, self._job.steps))
+            if self._closed:
+                return
+            self._limits.check_evaluation(step, outputs, min(self._next + _MAX_OPEN, self._job.steps))
         loss, correct = outputs["loss"], outputs.get("correct")
         record = EvaluationRecord(
             step=step,

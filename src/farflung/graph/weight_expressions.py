@@ -103,7 +103,7 @@ def _result_shape(source: list[Any], shapes: list[Shape]) -> Shape:
         if name in ("stack", "cat"):
             return _joined(name, numbers[0], shapes)
         return tuple(_SHAPES.get(name, _OPERATIONS[name])(numbers, blanks).shape)
-    except (ValueError, IndexError, TypeError, np.exceptions.AxisError):
+    except (ValueError, IndexError, TypeError, OverflowError, np.exceptions.AxisError):
         raise CheckpointError(
             f"tensors of shapes {[list(one) for one in shapes]} do not fit {name!r}: use the right file"
         ) from None
@@ -112,7 +112,7 @@ def _result_shape(source: list[Any], shapes: list[Shape]) -> Shape:
 def _joined(name: str, dim: int, shapes: list[Shape]) -> Shape:
     first = shapes[0]
     if name == "stack":
-        if any(one != first for one in shapes):
+        if dim > len(first) or any(one != first for one in shapes):
             raise ValueError
         return (*first[:dim], len(shapes), *first[dim:])
     if any((*one[:dim], *one[dim + 1 :]) != (*first[:dim], *first[dim + 1 :]) for one in shapes):
@@ -125,7 +125,7 @@ def _slice(numbers: list[Any], arrays: list[Array]) -> Array:
     chosen: list[Any] = [slice(None)] * arrays[0].ndim
     chosen[dim] = slice(start, stop)
     found: Array = arrays[0][tuple(chosen)]
-    return found
+    return found.copy()  # a view would keep the whole tensor in memory
 
 
 def _row_norm(numbers: list[Any], arrays: list[Array]) -> Array:
@@ -158,7 +158,7 @@ def _parts(source: list[Any]) -> tuple[str, list[Any], list[Expression]]:
 def _well_formed(source: object, depth: int = _DEPTH) -> bool:
     if isinstance(source, str):
         return True
-    if not depth or not isinstance(source, list) or not source or source[0] not in _NUMBERS:
+    if not depth or not isinstance(source, list) or not source or not isinstance(source[0], str) or source[0] not in _NUMBERS:
         return False
     name, numbers, inner = _parts(source)
     lists = name in ("permute", "reshape")

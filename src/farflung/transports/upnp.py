@@ -44,7 +44,7 @@ _DESCRIPTION = "farflung"
 _SEARCH, _REQUEST, _JOB = 3.0, 3.0, 8.0
 #: Bytes of one answer. Descriptions of real routers have some 20 kB.
 _MOST_BYTES = 256 << 10
-#: Requests in the life of a ``Router``'s description: one for each service.
+#: Requests of one job. Most are for a description, which has one for each service.
 _MOST_REQUESTS = 40
 #: Outer ports that are tried when one is taken.
 _TRIES, _FIRST_PORT, _LAST_PORT = 5, 20000, 60000
@@ -69,7 +69,12 @@ class _OneHost(UpnpRequester):
     """Requests to one address, with limits: nothing that it answers can lead to another one."""
 
     def __init__(self, host: str) -> None:
-        self._host, self._left = host, _MOST_REQUESTS
+        self._host = host
+        self.begin()
+
+    def begin(self) -> None:
+        """Allow the requests of another job."""
+        self._left = _MOST_REQUESTS
 
     async def async_http_request(self, http_request: HttpRequest) -> HttpResponse:
         if urlsplit(http_request.url).hostname != self._host:
@@ -98,8 +103,9 @@ class _OneHost(UpnpRequester):
 class Router:
     """A router that maps ports. Each method waits for the router, for a limited time. One thread at a time may call."""
 
-    def __init__(self, address: str, service: UpnpService) -> None:
-        self.address, self._service = address, service
+    def __init__(self, address: str, service: UpnpService, requests: _OneHost) -> None:
+        """``requests``: what ``service`` sends its requests with."""
+        self.address, self._service, self._requests = address, service, requests
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))  # nothing is sent, the kernel only picks a route
             #: This machine's address in the router's network.
@@ -164,6 +170,7 @@ class Router:
             self._call("AddPortMapping", **mapping, NewLeaseDuration=0)
 
     def _call(self, action: str, **values: Any) -> Mapping[str, Any]:
+        self._requests.begin()  # a mapping is renewed as long as the worker is there
         return _finish(self.address, self._service.async_call_action(action, **values))
 
 
@@ -186,11 +193,12 @@ def find_router(gateway: str | None = None, target: tuple[str, int] = _MULTICAST
     gateway = default_gateway() if gateway is None else gateway
     if not gateway:
         raise ConnectionLost("this machine has no default route with a router (IPv4)")
-    return Router(gateway, _finish(gateway, _find_service(gateway, target)))
+    requests = _OneHost(gateway)
+    return Router(gateway, _finish(gateway, _find_service(requests, gateway, target)), requests)
 
 
-async def _find_service(gateway: str, target: tuple[str, int]) -> UpnpService:
-    device = await UpnpFactory(_OneHost(gateway), non_strict=True).async_create_device(await _search(gateway, target))
+async def _find_service(requests: _OneHost, gateway: str, target: tuple[str, int]) -> UpnpService:
+    device = await UpnpFactory(requests, non_strict=True).async_create_device(await _search(gateway, target))
     for service in device.all_services:
         if f":{service.service_type}".rpartition(":")[0].endswith(_SERVICES):
             return service

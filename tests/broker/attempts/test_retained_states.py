@@ -9,7 +9,9 @@ import pytest
 
 from farflung.broker.attempts.retained_states import RetainedReport, RetainedStates
 from farflung.broker.live_run import WorkerFacts
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.broker.run_table import RunTable
+from farflung.job.load import make_job
 from farflung.protocol.events import RunRestored
 
 
@@ -17,8 +19,8 @@ from farflung.protocol.events import RunRestored
 def test_a_worker_of_the_last_attempt_is_not_measured_again(attempt: int, usable: bool) -> None:
     """Its offer has what it measured for the run, and training waits for the plan."""
     runs = RunTable()
-    job = SimpleNamespace(micro_batch_sizes=(1,))
-    live: Any = SimpleNamespace(run="r", workers=WorkerFacts(), job=job, limits=lambda planned: None, running=None, result=None)
+    limits = ReportLimits(make_job({"steps": 10, "micro_batch_sizes": [1]}))
+    live: Any = SimpleNamespace(run="r", workers=WorkerFacts(), running=None, limits=lambda plan: limits, result=None)
     runs.add(live)
     runs.machine.handle(RunRestored(run="r", workers=2, attempts=3, expected=2))
     retained = RetainedStates(runs, lambda name, message: None)
