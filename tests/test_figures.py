@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def section(name: str) -> str:
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_every_benchmark_has_a_section(name: str) -> None:
     assert section(name), f"docs/benchmarks.md has no section {name}"
+
+
+def test_the_overview_names_every_benchmark_and_those_without_a_result() -> None:
+    overview = " ".join(PAGE.partition("\n## ")[0].split())
+    assert sorted(set(re.findall(r"\[([\w-]+)\]\(#\1\)", overview))) == list(BENCHMARKS)
+    (lacking,) = re.findall(r"processor and load\. (.*?) have no stored result yet", overview)
+    stored = {json.loads(result.read_text(encoding="utf-8"))["benchmark"] for result in RESULTS}
+    assert re.findall(r"`([\w-]+)`", lacking) == [name for name in BENCHMARKS if name not in stored]
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)

@@ -43,11 +43,12 @@ class TrainResult:
 
     ``losses``: one float per step that this call made, the mean over the step's micro-batches. ``records``: loss, times and
     bytes of each of these steps. ``evaluations``: one record per evaluation. ``states``: parameters and persistent buffers by
-    their first name. ``steps``: optimizer steps that the weights have seen, with those before ``resume``. ``stopped``: the run
-    ended before the last step, by ``StopTraining``, Ctrl-C or ``stop``. ``run``: the run's name. ``checkpoint``: what ``resume``
-    takes to continue (empty: nothing was written). ``seconds``: of training. ``sample``: text that the model generated.
-    ``aliases``: state -> its further names. ``planned``: the plan, ``None`` if the run was stopped before it had one.
-    ``captured``: the graph, ``None`` if another process has captured it.
+    their first name. ``steps``: optimizer steps that the weights have seen, with those before ``resume`` (by ``wait``: steps of
+    the run, whose newest checkpoint may have fewer). ``stopped``: the run ended before the last step, by ``StopTraining``,
+    Ctrl-C or ``stop``. ``run``: the run's name. ``checkpoint``: what ``resume`` takes to continue (empty: nothing was written).
+    ``seconds``: of training. ``sample``: text that the model generated. ``aliases``: state -> its further names. ``planned``:
+    the plan, ``None`` if the run was stopped before it had one. ``captured``: the graph, ``None`` if another process has
+    captured it.
     """
 
     losses: tuple[float, ...]

@@ -86,12 +86,12 @@ def ticket_file(folder: Path) -> Path:
     return folder / "submit-ticket"
 
 
-def stored_ticket(folder: Path) -> str:
-    """Return the id of the ticket that ``keep_ticket`` stored in ``folder`` (empty: there is none)."""
+def stored_ticket(folder: Path) -> Ticket | None:
+    """Return the ticket that ``keep_ticket`` stored in ``folder`` (``None``: there is none)."""
     try:
-        return Ticket.parse(ticket_file(folder).read_text(encoding="ascii")).ticket_id
+        return Ticket.parse(ticket_file(folder).read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError, SecurityError):
-        return ""
+        return None
 
 
 def keep_ticket(ticket: Ticket, folder: Path) -> Path:

@@ -6,7 +6,7 @@ import os
 import selectors
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO
@@ -26,18 +26,23 @@ class Program:
     """A program to run. ``words``: the command line. ``given``: its standard input.
 
     ``place``: what errors name, such as a host. ``environment``: variables beside those of this process. Secrets may be in the
-    input and in variables, which other users cannot read.
+    input and in variables, which other users cannot read. ``fine``: exit codes beside 0 of a program that has done its work.
     """
 
     words: Sequence[str]
     place: str
     given: str = field(default="", repr=False)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fine: Collection[int] = ()
+
+    def judged(self, code: int) -> int:
+        """Return ``code``, or 0 if it is fine."""
+        return 0 if code in self.fine else code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What a program left: its exit code, and what it printed to both streams."""
+    """What a program left: its exit code (0: it did its work), and what it printed to both streams."""
 
     program: Program
     code: int
@@ -64,7 +69,7 @@ def run_all(programs: Sequence[Program]) -> list[Finished]:
         found = []
         for process, program in zip(running, programs, strict=True):
             printed, errors = process.communicate()
-            found.append(Finished(program=program, code=process.returncode, printed=printed, errors=errors))
+            found.append(Finished(program=program, code=program.judged(process.returncode), printed=printed, errors=errors))
         return found
 
 
@@ -84,7 +89,7 @@ def run_one(program: Program) -> str:
 def show_all(programs: Mapping[str, Program], show: Callable[[str, str], None]) -> dict[str, int]:
     """Run all ``programs`` at once until they end. ``show`` gets each line that one prints, with the program's key.
 
-    Returns the exit codes by key.
+    Returns the exit codes by key (0: the program did its work).
 
     Raises:
         InputError: one of them is not installed on this machine.
@@ -109,7 +114,7 @@ def show_all(programs: Mapping[str, Program], show: Callable[[str, str], None]) 
                     show(key, line.decode("utf-8", "replace"))
                 if not read:
                     waiting.unregister(stream)
-        return {key: process.wait() for key, process in running.items()}
+        return {key: programs[key].judged(process.wait()) for key, process in running.items()}
 
 
 def _start(program: Program, stack: ExitStack, *, errors: int) -> subprocess.Popen[str]:

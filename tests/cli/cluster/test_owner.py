@@ -11,6 +11,7 @@ import pytest
 
 from farflung.broker.replication.folder_copy import copied_files
 from farflung.cli.cluster import owner as members
+from farflung.cli.cluster import systemd_units
 from farflung.cli.cluster.systemd_units import broker_unit_text, unit_text
 from farflung.cli.main import main
 from farflung.security import Ticket
@@ -131,6 +132,29 @@ def test_units_are_hardened(home: Path, *, broker: bool, user: bool) -> None:
     place.mkdir()
     unit.write_text(text)
     verified(unit, home, user=user)
+
+
+def test_a_worker_of_the_machine_may_write_the_disk_that_it_offers(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units: list[str] = []
+
+    def write(name: str, text: str, *, user: bool) -> list[str]:
+        units.append(text)
+        return []
+
+    monkeypatch.setattr(systemd_units, "write_unit", write)
+    disk = home / "fast disk"
+    words = ("join", str(TICKET), "--service", "--name", "attic", "--data", str(home), "--disk", "20 GB")
+    assert run(capsys, *words, "--disk-folder", str(disk))[0] == 0
+    (text,) = units
+    assert f'--disk "20 GB" --disk-folder "{disk}"' in text
+    assert f'ReadWritePaths="-{disk}"' in text.splitlines()
+    code, _, err = run(capsys, *words[:-2], "--disk-folder", str(disk))
+    assert (code, err) == (
+        2,
+        f"farflung: --disk-folder {disk} without --disk: say how much space the worker may use, such as --disk '20 GB'\n",
+    )
 
 
 def test_systemd_finds_little_exposed_in_the_units_of_a_machine(home: Path) -> None:

@@ -130,8 +130,9 @@ def test_a_leader_that_stops_and_wakes_up_ends_without_effect(cluster: Cluster) 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_leader_that_is_asked_to_end_lets_the_standby_lead(cluster: Cluster) -> None:
+    """Commands on the leader's machine that were given no ticket continue with the other broker, too."""
     home = cluster.place / "a"
-    watcher = cluster.submit("first")
+    watcher = cluster.run("first", "submit", "job.toml", "--home", str(home), "--plain")
     until(lambda: (home / "runs").is_dir() and len(_steps(_run_of(home))) > _BEFORE)
     cluster.programs["a"].kill(signal.SIGTERM)
     text = cluster.programs["a"].ends_cleanly(0)

@@ -19,6 +19,7 @@ from farflung.errors import FarflungError, InputError
 from farflung.launchers.base import ProcessState
 from farflung.launchers.clouds.sky import SkyProvider
 from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.programs import run_one, show_all
 
 #: A Python with the package skypilot.
 LOADER = os.environ.get("FARFLUNG_SKY_PYTHON") or (sys.executable if find_spec("sky") else "")
@@ -35,6 +36,9 @@ SKY = """#!{python}
 import json, os, sys
 with open("{log}", "a") as log:
     log.write(json.dumps([sys.argv[1:], os.environ.get("FARFLUNG_TICKET", "")]) + "\\n")
+if "logs" in sys.argv:
+    print("joined the broker")
+    sys.exit(101 if "farflung-lab-0" in sys.argv else 102)
 if "queue" in sys.argv:
     if os.path.exists("{log}.broken"):
         sys.exit(open("{log}.broken").read())
@@ -133,11 +137,20 @@ def test_jobs_that_wait_for_machines_are_cancelled_first_and_all_at_the_end(call
 
 
 def test_logs_are_those_of_a_job(calls: Path) -> None:
-    found = provider(calls, "farflung-lab-0")
+    found = provider(calls, "farflung-lab-0", "farflung-lab-1")
     words = found.log("lab-0", 5, follow=False).words
     assert words[1:] == ["jobs", "logs", "--name", "farflung-lab-0", "--tail=5", "--no-follow"]
-    with pytest.raises(InputError, match="has no process 'lab-9': known are broker, lab-0"):
+    with pytest.raises(InputError, match="has no process 'lab-9': known are broker, lab-0, lab-1"):
         found.log("lab-9", 5, follow=True)
+
+
+def test_the_log_of_a_job_that_runs_is_read_although_sky_ends_with_its_state(calls: Path) -> None:
+    found = provider(calls, "farflung-lab-0", "farflung-lab-1")
+    runs, unknown = (found.log(name, 5, follow=False) for name in ("lab-0", "lab-1"))
+    assert run_one(runs) == "joined the broker\n"
+    assert show_all({"runs": runs, "unknown": unknown}, lambda key, line: None) == {"runs": 0, "unknown": 102}
+    with pytest.raises(FarflungError, match="failed: joined the broker"):
+        run_one(unknown)
 
 
 def test_what_is_refused_before_anything_is_started(calls: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +24,7 @@ from farflung.messages.watching import Note, Planned, RecordLine, Result
 from farflung.plan import Plan
 from farflung.security import Ticket
 from farflung.security.user_home import own_key
-from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
+from farflung.telemetry.records import EvaluationRecord, Record, RecoveryRecord, RunResult, StepRecord, committed, read_record
 from farflung.units import Seconds
 from farflung.worker.membership import join
 
@@ -118,14 +118,14 @@ class Cluster:
     def wait(self, run: str, on_record: OnRecord | None = None) -> TrainResult:
         """Wait until ``run`` is over. ``on_record`` is called with each record, also with those from before this call.
 
-        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings. The result fetches the weights over
-        this connection when they are first used.
+        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings. The result fetches the weights of
+        the newest checkpoint over this connection when they are first used. ``steps`` are those of the run.
 
         Raises:
             TrainingError: the run failed; the text is its cause.
             ConnectionLost: the broker does not answer for ten minutes.
         """
-        told = _Records()
+        records: list[Record] = []
         plan: Plan | None = None
         for message in self._client.watch(run):
             if isinstance(message, Planned):
@@ -134,24 +134,27 @@ class Cluster:
                 _LOG.warning("%s: %s", run, printable(message.text))
             elif isinstance(message, RecordLine):
                 record = read_record(message.line)
-                told.take(record)
+                if record is None:
+                    continue
+                records.append(record)
                 if isinstance(record, RecoveryRecord):
                     _LOG.warning("%s: %s", run, printable(str(record)))
-                elif record is not None and on_record is not None:
+                elif on_record is not None:
                     on_record(record)
             elif isinstance(message, Result):
                 result = RunResult.from_json(message.result)
                 if result.status == "failed":
                     raise self._client.failure(run, f"{run} failed after {result.steps} steps: {result.cause}")
-                return self._result(run, result, plan, told)
+                return self._result(run, result, plan, committed(records))
         raise InputError(f"the connection was closed before {run} was over: connect again")
 
-    def _result(self, run: str, result: RunResult, plan: Plan | None, told: _Records) -> TrainResult:
+    def _result(self, run: str, result: RunResult, plan: Plan | None, records: Sequence[Record]) -> TrainResult:
         weights = self.weights(run)
+        steps = tuple(record for record in records if isinstance(record, StepRecord))
         return TrainResult(
-            losses=tuple(record.loss for record in told.steps),
-            records=tuple(told.steps),
-            evaluations=tuple(told.evaluations),
+            losses=tuple(record.loss for record in steps),
+            records=steps,
+            evaluations=tuple(record for record in records if isinstance(record, EvaluationRecord)),
             planned=plan,
             states=weights.states,
             aliases=weights.aliases,
@@ -208,24 +211,6 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class _Records:
-    """The records of a run. Those of steps that a recovery repeats are dropped."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepRecord] = []
-        self.evaluations: list[EvaluationRecord] = []
-
-    def take(self, record: StepRecord | EvaluationRecord | RecoveryRecord | None) -> None:
-        """Add a record."""
-        if isinstance(record, RecoveryRecord):
-            self.steps = [one for one in self.steps if one.step < record.step]
-            self.evaluations = [one for one in self.evaluations if one.step < record.step]
-        elif isinstance(record, StepRecord):
-            self.steps.append(record)
-        elif record is not None:
-            self.evaluations.append(record)
 
 
 def _job(job: str | Path | JobSpec | Mapping[str, Any]) -> tuple[JobSpec, Path]:

@@ -159,12 +159,15 @@ class _Console:
         """Remove the stored ticket."""
         if self._own is not None:
             drop_ticket(self._own, self.place)
-            self._forget(self._own.ticket_id)
+            self._forget(self._own)
 
-    def _forget(self, ticket_id: str) -> None:
-        """Remove a ticket that was stored and never shown from the list of tickets."""
-        if ticket_id:
-            self.served.tickets.forget(ticket_id)
+    def _forget(self, ticket: Ticket | None) -> None:
+        """Remove a ticket that was stored and never shown from the list of tickets.
+
+        One that names several brokers stays: commands that run now join the next leader with it.
+        """
+        if ticket is not None and len(ticket.addresses) == 1:
+            self.served.tickets.forget(ticket.ticket_id)
 
 
 def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) -> list[str]:

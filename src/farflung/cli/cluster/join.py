@@ -111,7 +111,7 @@ def join(
         devices=site,
         memory=None if memory is None else float(quantity(Bytes, memory, "--memory")),
         disk=0.0 if disk is None else float(quantity(Bytes, disk, "--disk")),
-        disk_folder=members_folder() if disk_folder is None else disk_folder,
+        disk_folder=_disk_folder(disk_folder, disk),
         peak=None if peak is None else float(quantity(FlopsPerSecond, peak, "--peak")),
         listen="" if no_listen else listen,
         advertise=host(advertise, "--advertise"),
@@ -127,7 +127,7 @@ def join(
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
-        given |= {"--metrics": metrics, "--spot-notices": spot_notices, "--disk": disk, "--disk-folder": _absolute(disk_folder)}
+        given |= {"--metrics": metrics, "--spot-notices": spot_notices, "--disk": disk}
         _write_service(name or worker_name(key), str(invitation), options, given, user=user)
         return
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
@@ -229,8 +229,12 @@ def _site_devices(devices: str | None, device: str, disk: str | None) -> tuple[s
     return parse_devices(devices)
 
 
-def _absolute(folder: Path | None) -> str | None:
-    return None if folder is None else str(folder.resolve())
+def _disk_folder(folder: Path | None, disk: str | None) -> Path:
+    if folder is None:
+        return members_folder()
+    if disk is None:
+        raise InputError(f"--disk-folder {folder} without --disk: say how much space the worker may use, such as --disk '20 GB'")
+    return folder.resolve()
 
 
 def _known_isolation(isolation: str) -> str:
@@ -286,6 +290,7 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
     words += ["--data", str(options.data.resolve())]
     for option, value in {**given, "--advertise": options.advertise}.items():
         words += [] if value is None else [option, value]
+    words += [] if options.disk_folder == members_folder() else ["--disk-folder", str(options.disk_folder)]
     words += ["--map-port"] if options.map_port else []
     words += ["--any-path"] if options.any_path else []
     words += ["--region", options.region] if options.region else []
@@ -293,5 +298,6 @@ def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping
     words += [] if options.relay else ["--no-relay"]
     words += [] if options.reliable else ["--unreliable"]
     words += [] if options.isolation == "auto" else ["--isolation", options.isolation]
-    for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user), user=user):
+    writable = [options.disk_folder] if options.disk else []
+    for line in write_unit(own, unit_text(own, words, options.data.resolve(), user=user, writable=writable), user=user):
         typer.echo(line)

@@ -55,10 +55,13 @@ def keep_join_ticket(name: str, ticket: str) -> Path:
     return path
 
 
-def unit_text(name: str, arguments: Sequence[str], folder: Path, *, user: bool) -> str:
-    """Return the unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs."""
+def unit_text(name: str, arguments: Sequence[str], folder: Path, *, user: bool, writable: Sequence[Path] = ()) -> str:
+    """Return the unit of the worker ``name``; ``arguments`` are those of ``farflung join``, ``folder`` is where it runs.
+
+    The worker may write the folders ``writable``, and farflung's home.
+    """
     service = ("Restart=on-failure", "RestartSec=10", "KillMode=mixed", f"TimeoutStopSec={_STOP_SECONDS}")
-    limits = (*_OF_WORKER, *(() if user else (*_OF_MACHINE_WORKER, *_files([]))))
+    limits = (*_OF_WORKER, *(() if user else (*_OF_MACHINE_WORKER, *_files(writable))))
     return _unit(f"farflung worker {name}", ["join", *arguments], folder, (*service, *_ALWAYS, *limits), user=user)
 
 

@@ -81,7 +81,8 @@ def list_tickets(
     from farflung.security.tickets import describe_time
 
     rows, place = [], known_broker(folder)
-    names, own = NameBook(place / "names.sqlite"), stored_ticket(place)
+    names, stored = NameBook(place / "names.sqlite"), stored_ticket(place)
+    own = "" if stored is None else stored.ticket_id
     for record in TicketBook(place / "tickets.sqlite").list():
         members = names.names_of(record.ticket_id)
         state = "revoked" if record.revoked else "expired" if record.expires <= wall_time() else "valid"

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,8 @@ _AT_ONCE = 4
 _WAITING, _RUNNING = ("PENDING", "STARTING", "RECOVERING"), ("RUNNING", "WINDING_DOWN")
 #: What SkyPilot prints where nobody has had a job yet.
 _NO_JOBS = ("ClusterNotUpError", "No in-progress managed jobs")
+#: With what ``sky jobs logs`` ends when it has printed the log: the job failed, runs, or was cancelled.
+_LOG_CODES = (100, 101, 103)
 
 #: A POSIX shell script. A worker has another name on each machine, because a name belongs to a key. Exit code 0 means that it
 #: left after a notice: SkyPilot shall see the machine's end, and not the job's.
@@ -164,7 +166,7 @@ class SkyProvider:
             known = ", ".join([BROKER, *map(self._worker, self._names())])
             raise InputError(f"the cluster {self._cluster.name!r} has no process {name!r}: known are {known}")
         words = ["jobs", "logs", "--name", job, f"--tail={lines}", "--follow" if follow else "--no-follow"]
-        return self._program(*words)
+        return replace(self._program(*words), fine=_LOG_CODES)
 
     def task(self) -> dict[str, Any]:
         """Return the SkyPilot task of a worker, without its ticket."""

@@ -87,7 +87,8 @@ class MappedPort:
         try:
             router.unmap_port(outer)
         except ConnectionLost as error:
-            self._log(Detail(f"the mapping of {self.address} ends in {self._lease} s at most: {error}"))
+            end = f"it ends in {self._lease} s, or never if the router has no mappings that end"
+            self._log(Detail(f"the router did not remove the mapping of {self.address}: {end} ({error})"))
 
 
 def mapped_port(options: WorkerOptions, address: str, log: Callable[[str], None]) -> MappedPort | None:
