@@ -74,6 +74,22 @@ def test_states_are_loaded_as_a_whole_or_in_parts(tmp_path: Path) -> None:
     assert whole.export() == {}
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_space_in_the_file_is_used_again(tmp_path: Path, *, more: bool) -> None:
+    """Also after the states are gone, as a run goes back to its begin, or to a checkpoint in several messages."""
+    values, pages = parameters(), 2 * (2 + 2)  # of 4096 bytes; those of the norm are in memory
+    optimizer = OffloadedOptimizer(StateFile.create(tmp_path, pages * 4096), SPEC, values)
+    for step in range(3):
+        optimizer.step(gradients(step), RATES)
+        states = optimizer.export()
+        optimizer.load({})
+        assert optimizer.export() == {}
+        if more:
+            for name in SHAPES:
+                optimizer.load({key: array for key, array in states.items() if key.endswith(name)}, more=name != "wide")
+            assert equal(optimizer.export(), states)
+
+
 def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     optimizer = offloaded(tmp_path, parameters())
     with pytest.raises(CheckpointError, match="'exp_avg/other' belongs to no trained parameter"):

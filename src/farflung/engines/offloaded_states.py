@@ -58,6 +58,8 @@ class OffloadedStates:
         self._file, self._optimizers = file, dict(optimizers)
         #: Parameter -> key of an array -> where it is: in the file, or (a small one) in memory.
         self._places: dict[str, dict[str, _Place | Array]] = {}
+        #: Key of an array -> offset and bytes of its space in the file, which stays its own when the parameter starts afresh.
+        self._space: dict[str, tuple[int, int]] = {}
 
     def update(self, names: Sequence[str], step: Callable[[str], None]) -> None:
         """Call ``step`` for each of the parameters ``names``, while its optimizer has its states.
@@ -141,15 +143,15 @@ class OffloadedStates:
 
     def _write(self, name: str, states: Mapping[str, Array]) -> None:
         """Replace the states of a parameter."""
-        before = self._places.get(name, {})
         places: dict[str, _Place | Array] = {}
         for key, array in states.items():
             if array.nbytes < _LEAST:
                 places[key] = np.array(array)
                 continue
-            known, axes = before.get(key), tuple(np.argsort([-step for step in array.strides], kind="stable").tolist())
-            same = isinstance(known, _Place) and known.nbytes == array.nbytes
-            offset = known.offset if isinstance(known, _Place) and same else self._file.reserve(array.nbytes)
+            axes = tuple(np.argsort([-step for step in array.strides], kind="stable").tolist())
+            if self._space.get(key, (0, 0))[1] < array.nbytes:
+                self._space[key] = self._file.reserve(array.nbytes), array.nbytes
+            offset = self._space[key][0]
             places[key] = _Place(offset, array.dtype, array.shape, axes)
             self._file.write(offset, np.ascontiguousarray(array.transpose(axes)))
         self._places[name] = places

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import psutil
@@ -14,9 +16,10 @@ from farflung.engines import ComputeDevice, EngineSettings, MicroBatch
 from farflung.engines.isolated import PROTECTIONS, Zygote
 from farflung.engines.isolated.control import Fold
 from farflung.engines.site import SiteAttempt, SiteEngine, SiteRunner
-from farflung.engines.site.rank import wait_for_all
+from farflung.engines.site.rank import Pending, wait_for_all
+from farflung.engines.state_file import StateFile
 from farflung.engines.torch.ranks.group import RankGroup
-from farflung.errors import EngineCrashed, GraphError, InputError
+from farflung.errors import EngineCrashed, FarflungError, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.job.spec import OptimizerSpec
 from tests.support.engine_drive import assert_equal, captured, equal_cuts, make, module_states, plain, run
@@ -142,14 +145,22 @@ def test_ranks_reach_nothing_but_each_other(site: SiteAttempt) -> None:
     assert set(site.holds) == set(PROTECTIONS)
 
 
+def guard_of(zygote: Zygote) -> psutil.Process:
+    """The guard of the newest site."""
+    guards = [one for one in psutil.Process(zygote.pid).children(recursive=True) if len(one.children()) == 2]
+    return max(guards, key=psutil.Process.create_time)
+
+
+def ranks_of(guard: psutil.Process) -> list[psutil.Process]:
+    return sorted(guard.children(), key=lambda one: one.pid)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_death_of_a_rank_ends_the_attempt(zygote: Zygote, rank: int) -> None:
     engine = SiteEngine(zygote, [ComputeDevice(name="cpu")] * 2)
     site = engine.attempt("cpu", 2 << 30)
     runner = opened(site)
-    guards = [one for one in psutil.Process(zygote.pid).children(recursive=True) if len(one.children()) == 2]
-    newest = max(guards, key=psutil.Process.create_time)
-    sorted(newest.children(), key=lambda one: one.pid)[rank].kill()
+    ranks_of(guard_of(zygote))[rank].kill()
 
     def compute() -> None:
         for step in range(100):  # the guard may need a moment
@@ -163,6 +174,37 @@ def test_the_death_of_a_rank_ends_the_attempt(zygote: Zygote, rank: int) -> None
     assert site.lost
     again = opened(engine.attempt("cpu", 2 << 30))
     assert again.forward(MicroBatch(0, 0), {}, data_of(again, 0)).outputs.keys() == {"loss"}
+
+
+@pytest.mark.parametrize("call", ["fold", "forward"])
+def test_a_death_is_named_although_the_error_of_the_other_rank_arrives_first(zygote: Zygote, call: str) -> None:
+    """Rank 0 waits for rank 1 when that one is killed. The guard is stopped until the error of rank 0 has arrived."""
+    site = SiteEngine(zygote, [ComputeDevice(name="cpu")] * 2).attempt("cpu", 2 << 30)
+    runner = opened(site, replace(SETTINGS, sharded=call == "forward"))
+    guard, (first, second) = guard_of(zygote), runner.stages
+    pending: list[Pending[object]] = []
+    if call == "fold":
+        pending += [first.begin_call("fold", lambda _: {"folds": (Fold(0, 9, 1),), "last": True})]  # type: ignore[list-item]
+    else:
+        pending += [first.begin_forward(MicroBatch(0, 0), {}, data_of(runner, 0))]  # type: ignore[list-item]
+    guard.suspend()
+    try:
+        ranks_of(guard)[1].kill()
+        assert site.ranks[0].answered([0], "the call") == [0]
+        with pytest.raises(FarflungError, match=r"(closed|reset) by peer"):
+            pending[0].result()
+    finally:
+        Timer(0.3, guard.resume).start()
+    pending += [second.begin_call("fold" if call == "fold" else "assist_forward")]  # type: ignore[list-item]
+    with pytest.raises(EngineCrashed, match=r"^rank 1 of 2 died of SIGKILL \(the site noticed in the call"):
+        wait_for_all(pending, site.ranks, "the call")
+    assert site.lost
+
+
+def test_a_site_has_no_disk(site: SiteAttempt, tmp_path: Path) -> None:
+    """Its ranks would write their states to one place of the file."""
+    with pytest.raises(InputError, match=r'^the plan puts .* of stage 0 on a disk, and a site .* set plan.offload = "none"'):
+        opened(site, replace(SETTINGS, offload=StateFile.create(tmp_path, 1 << 20)))
 
 
 def test_an_error_of_one_rank_ends_the_wait_of_the_other(site: SiteAttempt) -> None:

@@ -38,6 +38,10 @@ def test_the_range_the_value_and_a_remedy(target: str, arguments: tuple[Any, ...
         ("aten.one_hot.default", (torch.tensor([1, 6]),)),
         ("aten.embedding.default", (TABLE, torch.zeros(0, dtype=torch.long))),
         ("aten.add.Tensor", (TABLE, TABLE)),
+        ("aten.embedding.default", ()),
+        (LABELS, (torch.zeros(()), torch.tensor(1))),
+        ("aten.index_select.default", (TABLE, 7, torch.tensor([2]))),
+        ("aten.one_hot.default", (None, 3)),
     ],
 )
 def test_what_is_in_range(target: str, arguments: tuple[Any, ...]) -> None:

@@ -80,6 +80,23 @@ def test_initial_values_that_are_made_in_the_forward() -> None:
         capture(Switching(keep=False), batches(0, 0))
 
 
+class Halved(nn.Module):
+    """The first call with the new parameter gives several tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = nn.Linear(8, 8).weight.chunk(2)
+        return (self.linear(x) * (x @ (first + second).T)).square().mean()
+
+
+def test_parts_of_initial_values_that_are_made_in_the_forward() -> None:
+    with pytest.raises(CaptureError, match=r"makes a parameter of shape \(8, 8\) and computes with its initial values"):
+        capture(Halved(), batches(0, 0))
+
+
 class Late(Switching):
     """Part of the first step is computed with the old part."""
 

@@ -49,6 +49,7 @@ def changed() -> object:
         changed,
         lambda: torch.rand(2).tolist(),
         lambda: torch.empty(2).tolist(),
+        lambda: torch.ones(2).new_empty(2).tolist(),
         lambda: nn.Linear(2, 2).weight.sum().item(),
         lambda: float(torch.zeros(5000)[0]),
     ],

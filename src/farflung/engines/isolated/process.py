@@ -44,6 +44,8 @@ _KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_
 _KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "TORCH_", "PYTORCH_", "CUDA_",
                   "NVIDIA_", "JAX_", "XLA_",   "HIP_", "ROCR_", "ZE_", "LC_")  # fmt: skip
 _START_SECONDS, _END_SECONDS, _LOCK_SECONDS = 300.0, 10.0, 60.0
+#: So long after an error of one rank the guard may report that another rank has died.
+_DEATH_SECONDS = 2.0
 
 
 class Deadlines:
@@ -262,6 +264,12 @@ class Compute:
         for channel in channels:
             poll.register(channel, select.POLLIN)
         return [channels[channel] for channel, _ in poll.poll(1e3 * self._deadlines.of(what))]
+
+    def death(self, where: str) -> EngineCrashed | None:
+        """Return how a process has died, after an error of another one, which can arrive first (None: all live)."""
+        if self._death is None and _readable(self._status, _DEATH_SECONDS):
+            return self._died(where)
+        return self._death
 
     @property
     def lost(self) -> bool:

@@ -12,7 +12,7 @@ from farflung.engines.isolated.engine import IsolatedEngine, start_compute
 from farflung.engines.isolated.process import Deadlines, Zygote
 from farflung.engines.site.rank import RankEngine, wait_for_all
 from farflung.engines.site.runner import SiteRunner
-from farflung.errors import WireError
+from farflung.errors import InputError, WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 
@@ -70,9 +70,18 @@ class SiteAttempt:
         return self._version
 
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> SiteRunner:
-        """See ``Engine``; each rank opens the stage on its device."""
+        """See ``Engine``; each rank opens the stage on its device.
+
+        Raises:
+            InputError: the optimizer states should be on a disk: the ranks would write to one place of it.
+        """
         if share is not None and not isinstance(share, SiteRunner):
             raise TypeError("share must be a runner of the same engine")
+        if settings.offload is not None:
+            raise InputError(
+                f"the plan puts the optimizer states of stage {subgraph.stage} on a disk, and a site has them in memory: "
+                'set plan.offload = "none", or plan again'
+            )
         stages = []
         for rank, (engine, device) in enumerate(zip(self.ranks, self._devices, strict=True)):
             of_rank = None if share is None else share.stages[rank].runner

@@ -12,6 +12,7 @@ from farflung.engines.isolated.control import Call, Done, EngineCall, Message, M
 from farflung.engines.isolated.engine import AttemptEngine
 from farflung.engines.isolated.process import Compute
 from farflung.engines.isolated.runner import IsolatedRunner
+from farflung.errors import EngineCrashed, FarflungError, WireError
 from farflung.graph.ir import ValueRef
 
 __all__ = ["Pending", "RankEngine", "RankStage", "wait_for_all"]
@@ -53,10 +54,12 @@ class Pending(Generic[T]):
 def wait_for_all(pending: Sequence[Pending[T]], ranks: Sequence[RankEngine], what: str) -> list[T]:
     """Return the answers of all ranks to a call in which they wait for each other.
 
-    The first error ends the site: the other ranks would wait for the one that has failed.
+    The first error ends the site: the other ranks would wait for the one that has failed. If a rank dies, the error of
+    another one that waited for it can arrive first, so the guard is asked.
 
     Raises:
-        FarflungError: one refuses, or has died.
+        EngineCrashed: one has died.
+        FarflungError: one refuses.
     """
     waiting = dict(enumerate(pending))
     try:
@@ -64,8 +67,12 @@ def wait_for_all(pending: Sequence[Pending[T]], ranks: Sequence[RankEngine], wha
             ready = ranks[0].answered([rank for rank, one in waiting.items() if not one.settled], what)
             for rank in [rank for rank, one in waiting.items() if one.settled or rank in ready] or list(waiting)[:1]:
                 waiting.pop(rank).result()
-    except BaseException:
+    except BaseException as error:
+        refused = isinstance(error, FarflungError) and not isinstance(error, (EngineCrashed, WireError))
+        death = ranks[0].death(what) if refused else None
         ranks[0].end()
+        if death is not None:
+            raise death from error
         raise
     return [one.result() for one in pending]
 
@@ -102,6 +109,10 @@ class RankEngine(AttemptEngine):
     def answered(self, ranks: Sequence[int], what: str) -> list[int]:
         """Wait until one of ``ranks`` of the site has answered; return those that have."""
         return self._compute.readable(ranks, what) if ranks else []
+
+    def death(self, what: str) -> EngineCrashed | None:
+        """Return how a rank of the site has died in ``what`` (None: all live)."""
+        return self._compute.death(f"in {what}")
 
     def begin_engine_call(self, call: EngineCall, what: str) -> Pending[Done]:
         """Begin a call of the engine."""

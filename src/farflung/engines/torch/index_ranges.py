@@ -24,7 +24,10 @@ def out_of_range(target: str, arguments: Arguments) -> str:
     ``arguments``: the positional arguments of the operator. Tensors on accelerators are not read.
     """
     check = _CHECKS.get(target)
-    return "" if check is None else check(arguments)
+    try:
+        return "" if check is None else check(arguments)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return ""  # they are no arguments of the operator, whose own error says so
 
 
 def _labels(arguments: Arguments) -> str:

@@ -144,7 +144,10 @@ class _Build:
         """What has been lowered in a comparable form; ``empty``: numbers of masks that have no element."""
         masks = self.lowering.masks
         ends = [*self.ends.outputs.values(), *self.ends.updates.values(), *(masks[number] for number in sorted(masks))]
-        return sketch(self.lowering.drafts, ends, [masks[number] for number in empty])
+        constants = {name: (state.spec, state.init, state.data) for name, state in self.constants.items()}
+        trained = {self.names[key] for key, parameter in self.module.named_parameters() if parameter.requires_grad}
+        lines = sketch(self.lowering.drafts, ends, [masks[number] for number in empty], constants=constants, trained=trained)
+        return [tuple(self.ends.outputs), tuple(self.ends.updates), *lines]
 
     def _input(self, spec: InputSpec, lowering: Lowering, owners: dict[Node, str], first: dict[str, Node]) -> None:
         if not isinstance(spec.arg, TensorArgument):

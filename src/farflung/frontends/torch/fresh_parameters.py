@@ -33,7 +33,7 @@ class FreshParameters(TorchFunctionMode):
             self._made[id(first)] = first
             return first
         result = func(*args, **(kwargs or {}))
-        if self._made and isinstance(result, torch.Tensor):
+        if self._made and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
             for leaf in pytree.tree_leaves((args, kwargs)):
                 if id(leaf) in self._made:
                     raise CaptureError(

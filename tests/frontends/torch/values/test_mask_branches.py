@@ -95,10 +95,49 @@ def without_gradient(scores: Tensor, padding: Tensor) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("body", [added, another_mask, both_empty, many, without_gradient])
+def another_constant(scores: Tensor, padding: Tensor) -> Tensor:
+    return scores * (torch.tensor(2.0) if padding.eq(1).any() else torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("body", [added, another_constant, another_mask, both_empty, many, without_gradient])
 def test_other_branches_are_refused_as_before(body: Body) -> None:
     with pytest.raises(CaptureError, match=r"test_mask_branches.py:\d+: .* depends on tensor data"):
         capture(Net(body), batches(0, 0))
+
+
+class Filled(Net):
+    """An empty mask gives ``token`` no gradient in one branch, and one of zeros in the other, with which weights decay."""
+
+    def __init__(self) -> None:
+        super().__init__(added)
+        self.token = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        scores, mask = self.linear(x), padding.eq(1)
+        if mask.any():
+            scores = scores.view(2, 2, 6).masked_fill(mask.unsqueeze(1), self.token * 2).view(4, 6)
+        return scores.square().sum()
+
+
+class Marked(Net):
+    """The branches write the same value to different buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(added)
+        self.some: Tensor
+        self.none: Tensor
+        self.register_buffer("some", torch.zeros(6))
+        self.register_buffer("none", torch.zeros(6))
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        (self.some if padding.eq(1).any() else self.none).copy_(x[0])
+        return self.linear(x).square().sum()
+
+
+@pytest.mark.parametrize("kind", [Filled, Marked])
+def test_branches_that_change_other_states_are_refused(kind: type[Net]) -> None:
+    with pytest.raises(CaptureError, match=r"test_mask_branches.py:\d+: .* depends on tensor data"):
+        capture(kind(), batches(0, 0))
 
 
 def test_an_assertion_about_a_mask_is_left_out() -> None:

@@ -32,6 +32,9 @@ class Net(nn.Module):
         lambda x, counts: torch.cat([part.exp() for part in x.split(counts)]),
         lambda x, counts: torch.cat(list(x.split(counts))),
         lambda x, counts: x.split(counts)[0],
+        lambda x, counts: -x if counts == [3, 3] else x,
+        lambda x, counts: -x if counts != [2, 4] else x,
+        lambda x, counts: -x if x.split(counts)[0] else x,
     ],
 )
 def test_other_uses_of_sizes_are_refused(use: Any) -> None:

@@ -60,7 +60,7 @@ class ShardedRunner(RankRunner):
             shards = share.shards
         else:
             owner = owners(subgraph, settings, self._group.size)
-            shards = Shards(subgraph, self._blocks, owner, (device, self._group))
+            shards = Shards(subgraph, self._blocks, owner, (device, self._group), settings.budget)
         return ShardedStates(subgraph, (device, settings.budget), trained_states(subgraph, settings), shards, share)
 
     def make_optimizer(self, names: Sequence[str]) -> AnyOptimizer | OffloadedOptimizer:
@@ -101,7 +101,7 @@ class ShardedRunner(RankRunner):
             made = function(*args, **kwargs)
             if torch.is_grad_enabled():
                 for one in [made] if isinstance(made, torch.Tensor) else made:
-                    if one.grad_fn is not None:
+                    if isinstance(one, torch.Tensor) and one.grad_fn is not None:
                         one.grad_fn.register_prehook(back)
             return made
 

@@ -30,11 +30,14 @@ class ShardedStates(StageStates):
         self.shards = shards
         super().__init__(subgraph, at[0], trained, at[1], share)
         if share is None:
-            shards.reserve(at[1], subgraph)
             for name in shards.of:
                 if not shards.owned(name):
                     tensor = shards.tensor(name)
                     self.tensors[name] = tensor.requires_grad_() if name in trained else tensor
+
+    def _set(self, name: str, value: torch.Tensor) -> None:
+        if self.shards.owned(name):  # also of values that the graph has: there is no memory for others
+            super()._set(name, value)
 
     def _own_copy(self, name: str, value: torch.Tensor) -> torch.Tensor:
         if name not in self.shards.of:

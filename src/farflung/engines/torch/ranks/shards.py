@@ -55,37 +55,43 @@ class Shards:
     """The parameters of a stage on one rank. Runners of one stage share them."""
 
     def __init__(
-        self, subgraph: SubGraph, blocks: Sequence[Block], owner: Mapping[str, int], at: tuple[torch.device, RankGroup]
+        self,
+        subgraph: SubGraph,
+        blocks: Sequence[Block],
+        owner: Mapping[str, int],
+        at: tuple[torch.device, RankGroup],
+        budget: MemoryBudget,
     ) -> None:
-        """``owner``: the rank of each parameter. ``at``: the device of this rank, and the group."""
+        """``owner``: the rank of each parameter. ``at``: the device of this rank, and the group.
+
+        On a CPU, what this rank owns and gathered blocks count in ``budget`` while this object lives.
+
+        Raises:
+            MemoryExceeded: there is not enough.
+        """
         device, self.group = at
         graph = subgraph.graph
         together: dict[tuple[int, tuple[int, ...]], list[str]] = {}
         for name, rank in owner.items():
             readers = tuple(number for number, block in enumerate(blocks) if name in block.reads)
             together.setdefault((rank, readers), []).append(name)
-        self.shards: list[Shard] = []
-        self.of: dict[str, Shard] = {}
+        layouts: list[tuple[int, Layout[str]]] = []
         for (rank, _), names in sorted(together.items()):
             spec = {name: graph.state[name].spec for name in names}
-            layout = Layout({name: (TORCH_DTYPES[one.dtype], one.shape) for name, one in spec.items()})
+            layouts.append((rank, Layout({name: (TORCH_DTYPES[one.dtype], one.shape) for name, one in spec.items()})))
+        if device.type == "cpu":
+            nbytes = gathered_bytes(subgraph) + sum(layout.nbytes for rank, layout in layouts if rank == self.group.rank)
+            budget.reserve(nbytes, "the parameters of a rank, and those of two blocks")
+            budget.release_with(self, nbytes)
+        self.shards: list[Shard] = []
+        self.of: dict[str, Shard] = {}
+        for rank, layout in layouts:
             buffer = Buffer(layout, device)
             # Each tensor counts its changes alone: an update of one must not look like a change of another one.
             shard = Shard(rank, buffer.memory, {name: tensor.data for name, tensor in buffer.tensors.items()})
             shard.free(self.group.rank)
             self.shards.append(shard)
-            self.of |= dict.fromkeys(names, shard)
-
-    def reserve(self, budget: MemoryBudget, subgraph: SubGraph) -> None:
-        """Count what lies here in ``budget`` while this object lives: what this rank owns, and gathered blocks.
-
-        Raises:
-            MemoryExceeded: there is not enough.
-        """
-        own = sum(shard.nbytes for shard in self.shards if shard.owner == self.group.rank)
-        nbytes = own + gathered_bytes(subgraph)
-        budget.reserve(nbytes, "the parameters of a rank, and those of two blocks")
-        budget.release_with(self, nbytes)
+            self.of |= dict.fromkeys(layout.places, shard)
 
     def owned(self, name: str) -> bool:
         """Whether ``name`` lies here all the time."""

@@ -13,7 +13,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,12 +108,23 @@ def _check_at(file: str, number: int) -> int | None:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return None
+    caught = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers for inner in _inside(node.body)}
     for node in ast.walk(tree):
+        if id(node) in caught:
+            continue  # an error there may decide what is computed
         if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)):
             condition = node if isinstance(node, ast.Assert) else node.test
             if condition.lineno <= number <= (condition.end_lineno or condition.lineno):
                 return node.lineno
     return None
+
+
+def _inside(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """``statements`` and what they contain, but for functions and classes that they define."""
+    for node in statements:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield node
+            yield from _inside(ast.iter_child_nodes(node))
 
 
 def _only_raises(statement: ast.If) -> bool:

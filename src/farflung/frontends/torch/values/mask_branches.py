@@ -3,12 +3,15 @@
 Code often drops a mask that masks nothing: ``if not mask.any(): mask = None``. A trace with shapes and without values takes the
 branch of a mask that has an element. Further traces take the other branch, one for each set of masks that can be empty, and must
 give the same operators except for ``masked_fill`` with these masks. For an empty mask, ``masked_fill`` returns its argument, and
-its gradient is that of the result. The graph of the first trace therefore gives the bits of all branches.
+its gradient is that of the result. The graph of the first trace therefore gives the bits of all branches. A fill with a value
+that is trained counts as another operator: with an empty mask that value gets a gradient of zeros in one branch, and none in the
+other one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from farflung.frontends.torch.finishing import Draft, alive, renamed
-from farflung.graph.ir import Arg, ValueRef
+from farflung.graph.ir import Arg, StateRef, ValueRef
 from farflung.graph.opset import OPSET
 
 __all__ = ["MaskBranches", "sketch"]
@@ -52,12 +55,21 @@ class MaskBranches(TorchFunctionMode):
         return result
 
 
-def sketch(drafts: Sequence[Draft], ends: Sequence[Any], empty: Collection[Any] = ()) -> list[Any]:
+def sketch(
+    drafts: Sequence[Draft],
+    ends: Sequence[Any],
+    empty: Collection[Any] = (),
+    *,
+    constants: Mapping[str, Any] = MappingProxyType({}),
+    trained: Collection[str] = (),
+) -> list[Any]:
     """The operators behind the references ``ends`` in a form that two traces share.
 
     Without ``masked_fill`` by the masks ``empty``, which have no element, and without reshapes that a later one undoes.
+    ``constants``: what they hold, by name, which says nothing. ``trained``: names of parameters.
     """
-    env: dict[Any, Any] = {}
+    env: dict[Any, Any] = {StateRef(name): content for name, content in constants.items()}
+    learned: set[Any] = {StateRef(name) for name in trained}
     specs = {ValueRef(draft.name, i): spec for draft in drafts for i, spec in enumerate(draft.outputs)}
     views = set(empty)
     bases: dict[Any, Any] = {}
@@ -65,9 +77,11 @@ def sketch(drafts: Sequence[Draft], ends: Sequence[Any], empty: Collection[Any] 
     for draft in drafts:
         result, source = ValueRef(draft.name), draft.args[0] if draft.args else None
         known = OPSET[draft.target]
+        if not draft.no_grad and not learned.isdisjoint(draft.refs()):
+            learned |= {ValueRef(draft.name, index) for index in range(len(draft.outputs))}
         if source in views and known.view:
             views.add(result)
-        if draft.target in _FILLS and draft.args[1] in views and not draft.no_grad:
+        if draft.target in _FILLS and draft.args[1] in views and draft.args[2] not in learned and not draft.no_grad:
             env[result] = env.get(source, source)
             continue
         args = tuple(_mapped(arg, env) for arg in draft.args)
@@ -90,7 +104,7 @@ def sketch(drafts: Sequence[Draft], ends: Sequence[Any], empty: Collection[Any] 
 def _mapped(arg: Arg, env: Mapping[Any, Any]) -> Arg:
     if isinstance(arg, tuple):
         return tuple(_mapped(item, env) for item in arg)
-    found: Arg = env.get(arg, arg) if isinstance(arg, ValueRef) else arg
+    found: Arg = env.get(arg, arg) if isinstance(arg, ValueRef | StateRef) else arg
     return found
 
 

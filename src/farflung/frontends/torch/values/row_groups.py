@@ -33,6 +33,11 @@ class StandIn:
                     found.read()
         return NotImplemented
 
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or bool(self.read() == other)
+
     def read(self) -> Any:
         """The real thing: raises what the trace raises of data that it does not have."""
         raise NotImplementedError
@@ -87,6 +92,9 @@ class _Part(_Grouping):
     def sizes(self) -> torch.Tensor:  # type: ignore[override]
         """Those of all parts."""
         return self.parts.sizes
+
+    def __bool__(self) -> bool:
+        return bool(self.read())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.read(), name)
