@@ -8,14 +8,18 @@ compared with the strategy that exchanges the same: gradients in every step, ave
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import farflung
 from benchmarks.harness.base import Check, Report, Say, Settings
 from benchmarks.harness.emulated import EmulatedCluster
 from benchmarks.harness.gpt_stages import GptSize, small_gpt
@@ -127,7 +131,7 @@ def _peer(cluster: EmulatedCluster, settings: ReplicasSettings, size: GptSize, n
     nodes = list(cluster.emulation.nodes.values())
     place = {"MASTER_ADDR": nodes[0].address, "MASTER_PORT": str(_PORT), "WORLD_SIZE": str(len(nodes))}
     place |= {"GLOO_SOCKET_IFNAME": "wan0"}
-    pipes: Mapping[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    place |= {"PYTHONPATH": os.pathsep.join([str(Path(farflung.__file__).parents[1]), *filter(None, [os.getenv("PYTHONPATH")])])}
     with tempfile.TemporaryDirectory(prefix="farflung-bench-") as meeting:
         peer = ReplicaSettings(
             peer=name,
@@ -140,15 +144,23 @@ def _peer(cluster: EmulatedCluster, settings: ReplicasSettings, size: GptSize, n
             seed=settings.seed,
         )
         command = [settings.python or sys.executable, "-m", "benchmarks.network.replica_peer", json.dumps(asdict(peer))]
-        ranks = [
-            node.start(command, env={**place, "RANK": str(rank), "NODE_ADDRESS": node.address}, **pipes)
-            for rank, node in enumerate(nodes)
-        ]
-        told = [process.communicate() for process in ranks]
-    for process, (_, complaint) in zip(ranks, told, strict=True):
-        if process.returncode:
-            raise TrainingError(f"a member of {name} failed: {complaint[-1500:]}")
-    lines = [[line for line in output.splitlines() if line.startswith('{"step"')] for output, _ in told]
+        texts = [Path(meeting) / f"output-{rank}" for rank in range(len(nodes))]
+        with ExitStack() as files:  # not pipes: a full one would stall a member
+            ranks = [
+                node.start(
+                    command,
+                    env={**place, "RANK": str(rank), "NODE_ADDRESS": node.address},
+                    stdout=files.enter_context(texts[rank].open("wb")),
+                    stderr=subprocess.STDOUT,
+                )
+                for rank, node in enumerate(nodes)
+            ]
+            codes = [process.wait() for process in ranks]
+        told = [text.read_text(encoding="utf-8", errors="replace") for text in texts]
+    for code, output in zip(codes, told, strict=True):
+        if code:
+            raise TrainingError(f"a member of {name} failed: {output[-1500:]}")
+    lines = [[line for line in output.splitlines() if line.startswith('{"step"')] for output in told]
     return step_seconds([[json.loads(line)["at"] for line in found] for found in lines])
 
 

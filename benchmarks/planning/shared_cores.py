@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -194,8 +194,9 @@ def _cpu_seconds() -> tuple[float, float]:
     this = psutil.Process()
     own = 0.0
     for process in (this, *this.children(recursive=True)):
-        times = process.cpu_times()
-        own += times.user + times.system
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            times = process.cpu_times()
+            own += times.user + times.system
     return everybody, own
 
 
