@@ -91,7 +91,7 @@ def test_a_step_that_is_skipped_leaves_the_states(tmp_path: Path) -> None:
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
 
 
-@pytest.mark.parametrize("begins", ["none", "optimizer"])
+@pytest.mark.parametrize("begins", [pytest.param("none", marks=pytest.mark.slow), "optimizer"])
 def test_a_checkpoint_resumes_with_states_elsewhere(tmp_path: Path, begins: str) -> None:
     """States that were in memory go on on a disk, and the other way round."""
     places = {"none": {"offload": "none"}, "optimizer": {"offload": "optimizer"}}

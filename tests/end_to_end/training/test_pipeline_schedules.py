@@ -75,7 +75,7 @@ def test_beside_other_settings(three: Loopback, schedule: str, changes: dict[str
     assert same(states_of(plain), states_of(other)) == []
 
 
-@pytest.mark.parametrize("schedule", ["interleaved-2", "zb-h1"])
+@pytest.mark.parametrize("schedule", [pytest.param("interleaved-2", marks=pytest.mark.slow), "zb-h1"])
 def test_replicas_of_several_stages(schedule: str) -> None:
     """Two pipelines of two stages equal a plain loop."""
     plan = PlanSpec(planner="equal_compute", schedule=schedule, replicas=2)

@@ -13,7 +13,9 @@ import torch
 from farflung.engines import EngineSettings, get_engine
 from farflung.engines.host.initialize import initial_value as host_initial_value
 from farflung.engines.torch.initialize import initial_value
+from farflung.engines.torch.verify import verify_graph
 from farflung.errors import GraphError, InputError, MemoryExceeded
+from farflung.frontends.torch.capture import capture
 from farflung.graph.cut import cut
 from farflung.graph.ir import DTypeArg, Graph, InitStep, LocalRef, Op, OpKind, State, StateKind, TensorSpec, ValueRef
 from farflung.ids import derive_seed
@@ -215,3 +217,22 @@ def test_results_that_no_later_step_reads_do_not_count() -> None:
     steps = tuple(InitStep(target="aten.zeros.default", args=((4, 1 << 20),)) for _ in range(9))
     state = State(name="w", kind=StateKind.BUFFER, spec=TensorSpec(dtype="float32", shape=(4, 1 << 20)), init=steps)
     assert initial_value(state, 0).shape == (4, 1 << 20)
+
+
+class Attends(torch.nn.Module):
+    """Its ``contiguous`` copies nothing on a processor, so that the graph has no copy and the view needs the strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.layer(x).chunk(3, -1))
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return found.transpose(1, 2).contiguous().view(*x.shape).square().mean()
+
+
+def test_the_result_of_attention_has_the_strides_of_a_processor() -> None:
+    graph = capture(Attends(), (torch.ones(2, 5, 8),))
+    assert "aten.view.default" in {operator.target for operator in graph.ops}
+    verify_graph(graph)

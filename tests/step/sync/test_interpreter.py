@@ -26,7 +26,7 @@ from tests.support.executor_threads import Case, Ran, differing, hand_plan, newe
 from tests.support.strategy_cases import ALONE, ELSEWHERE, GRID, SETTINGS, SGD, assert_agreed, case_of, close, straight
 
 
-@pytest.mark.parametrize("grid", [True, False], ids=["2 x 2", "2 x 1"])
+@pytest.mark.parametrize("grid", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["2 x 2", "2 x 1"])
 @pytest.mark.parametrize(("strategy", "settings"), [("ssgd", {}), ("wfbp", {}), ("asc_wfbp", {}), ("asc_wfbp", {"fitted": True})])
 def test_gradients_averaged_in_every_step_give_the_exact_run_but_for_rounding(
     strategy: str, settings: dict[str, Any], grid: bool

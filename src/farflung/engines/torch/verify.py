@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from farflung.engines.present import PRESENT
 from farflung.engines.torch.arrays import TORCH_DTYPES, spec_of
@@ -16,6 +21,7 @@ from farflung.graph.signatures import check_call, signature
 __all__ = ["check_declared", "verify_graph"]
 
 _META = torch.device("meta")
+_ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:
@@ -60,13 +66,25 @@ def _results(op: Op, ref: object) -> tuple[torch.Tensor, ...]:
     function = pseudo(op, _META) or kernel(op.target, args, kwargs, _META)
     PRESENT.memory[:] = operator_label(op)
     try:
-        found = function(*args, **kwargs)
+        found = _attended(function, args, kwargs) if op.target == _ATTENTION else function(*args, **kwargs)
     except Exception as error:  # PyTorch's rules for the meta device are Python, which can raise anything
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GraphError(f"operator {op.name!r} ({op.target}) refuses its declared arguments: {first}") from error
     results = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     check_declared(op, results)
     return results
+
+
+def _attended(function: Callable[..., torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """The result as a processor computes it: the meta device takes another algorithm, whose result has other strides."""
+    with FakeTensorMode():
+        fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, _on_processor, (tuple(args), dict(kwargs)))
+        found = function(*fake_args, **fake_kwargs)
+    return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device=_META)
+
+
+def _on_processor(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 def _check_types(op: Op) -> None:
