@@ -1,4 +1,4 @@
-"""The broker as a process of this machine, for providers whose workers run elsewhere (Slurm, Ray)."""
+"""The broker as a process of this machine, for providers whose workers run elsewhere (Slurm, Ray, SkyPilot)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farflung.launchers.host_requests import ProcessStart, ShowLog, StopProcesse
 from farflung.launchers.hosted_processes import HostedProcesses
 from farflung.launchers.programs import Program, run_all
 
-__all__ = ["LocalBroker"]
+__all__ = ["BrokerHere", "LocalBroker"]
 
 _HERE = "this machine"
 
@@ -58,3 +58,26 @@ class LocalBroker:
         """Return what prints the broker's log."""
         request = ShowLog(cluster=self._cluster.name, name=BROKER, lines=lines, follow=follow)
         return Program(words=[sys.executable, "-m", "farflung", "host"], place=_HERE, given=encode(request))
+
+
+class BrokerHere:
+    """The part of a provider that all with a broker on this machine share (see ``launchers.base.Provider``)."""
+
+    def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
+        """``folder``: the cluster's private folder."""
+        self._cluster, self._folder = cluster, folder
+        self._broker = LocalBroker(cluster, folder)
+
+    def places(self) -> None:
+        """Return ``None``: further workers wait for a place."""
+
+    def outside(self) -> None:
+        """Return ``None``: the broker runs on this machine."""
+
+    def start_broker(self) -> None:
+        """Start the broker on this machine."""
+        self._broker.start()
+
+    def ask(self, words: Sequence[str]) -> str:
+        """Run a command on this machine."""
+        return self._broker.ask(words)

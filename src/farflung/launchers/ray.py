@@ -22,7 +22,7 @@ from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
 from farflung.launchers.cluster_file import ClusterSpec, settings_of
 from farflung.launchers.host_requests import ProcessStart, ShowLog, encode
-from farflung.launchers.local_broker import LocalBroker
+from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Program
 from farflung.launchers.ray_actors import WorkerActor
 from farflung.security import split_address
@@ -83,15 +83,14 @@ def _reach(address: str) -> None:
         raise ConnectionLost(f"no Ray cluster answers at {address!r}: {error.strerror or error}; check `ray status`") from error
 
 
-class RayProvider:
+class RayProvider(BrokerHere):
     """The provider."""
 
     settings: ClassVar[type[Section]] = RaySettings
 
     def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
-        self._cluster = cluster
+        super().__init__(cluster, folder)
         self._settings = settings_of(cluster, RaySettings)
-        self._broker = LocalBroker(cluster, folder)
 
     def check(self, former: ClusterSpec | None) -> None:
         """See that the Ray cluster answers, and has nodes with the resources of a worker."""
@@ -104,20 +103,6 @@ class RayProvider:
                     f"a worker needs {amount:g} {name}, and the Ray cluster has {found.get(name, 0.0):g}: "
                     f"change the table [ray], or add nodes (resources there: {known})"
                 )
-
-    def places(self) -> None:
-        """Return ``None``: further workers wait for resources."""
-
-    def outside(self) -> None:
-        """Return ``None``: the broker runs on this machine."""
-
-    def start_broker(self) -> None:
-        """Start the broker on this machine."""
-        self._broker.start()
-
-    def ask(self, words: Sequence[str]) -> str:
-        """Run a command on this machine."""
-        return self._broker.ask(words)
 
     def scale(self, count: int, ticket: Callable[[], str]) -> None:
         """Add actors, or end those beyond. Those that wait for resources go first."""

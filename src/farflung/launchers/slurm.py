@@ -19,7 +19,7 @@ from farflung.errors import FarflungError, InputError
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
 from farflung.launchers.cluster_file import ClusterSpec, settings_of
-from farflung.launchers.local_broker import LocalBroker
+from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Program, run_one
 from farflung.security.files import make_private_folder, read_private, write_private
 
@@ -41,34 +41,19 @@ class SlurmSettings(Section):
     command: str = ""
 
 
-class SlurmProvider:
+class SlurmProvider(BrokerHere):
     """The provider. The file ``slurm.json`` lists the tasks that were submitted and not cancelled."""
 
     settings: ClassVar[type[Section]] = SlurmSettings
 
     def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
+        super().__init__(cluster, folder)
         self._slurm = settings_of(cluster, SlurmSettings)
-        self._broker = LocalBroker(cluster, folder)
 
     def check(self, former: ClusterSpec | None) -> None:
         """See that Slurm answers."""
         del former
         run_one(Program(words=["sinfo", "--noheader", "--format=%P"], place=_PLACE))
-
-    def places(self) -> None:
-        """Return ``None``: further workers wait for nodes."""
-
-    def outside(self) -> None:
-        """Return ``None``: the broker runs on this machine."""
-
-    def start_broker(self) -> None:
-        """Start the broker on this machine."""
-        self._broker.start()
-
-    def ask(self, words: Sequence[str]) -> str:
-        """Run a command on this machine."""
-        return self._broker.ask(words)
 
     def scale(self, count: int, ticket: Callable[[], str]) -> None:
         """Submit an array of the missing workers, or cancel the newest tasks. Tasks that wait for nodes go first."""

@@ -18,7 +18,7 @@ from farflung.errors import FarflungError, InputError
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
 from farflung.launchers.cluster_file import ClusterSpec, settings_of
-from farflung.launchers.local_broker import LocalBroker
+from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Finished, Program, run_all, run_one
 from farflung.security.files import make_private_folder, read_private, write_private
 
@@ -87,15 +87,14 @@ class SkySettings(Section):
     sky: str = "sky"
 
 
-class SkyProvider:
+class SkyProvider(BrokerHere):
     """The provider. The file ``sky.json`` lists the names of the jobs that were started and not cancelled."""
 
     settings: ClassVar[type[Section]] = SkySettings
 
     def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
+        super().__init__(cluster, folder)
         self._sky = settings_of(cluster, SkySettings)
-        self._broker = LocalBroker(cluster, folder)
 
     def check(self, former: ClusterSpec | None) -> None:
         """See that SkyPilot answers, and that machines elsewhere have an address of the broker."""
@@ -106,20 +105,6 @@ class SkyProvider:
                 "[broker], and open its two ports"
             )
         self._jobs()
-
-    def places(self) -> None:
-        """Return ``None``: further jobs wait for machines."""
-
-    def outside(self) -> None:
-        """Return ``None``: the broker runs on this machine."""
-
-    def start_broker(self) -> None:
-        """Start the broker on this machine."""
-        self._broker.start()
-
-    def ask(self, words: Sequence[str]) -> str:
-        """Run a command on this machine."""
-        return self._broker.ask(words)
 
     def scale(self, count: int, ticket: Callable[[], str]) -> None:
         """Launch the missing jobs, or cancel the newest ones. Jobs that wait for machines go first."""
