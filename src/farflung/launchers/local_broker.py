@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from farflung.errors import FarflungError
 from farflung.launchers.base import BROKER, Process, ProcessState
@@ -12,6 +14,7 @@ from farflung.launchers.cluster_file import ClusterSpec
 from farflung.launchers.host_requests import ProcessStart, ShowLog, StopProcesses, encode
 from farflung.launchers.hosted_processes import HostedProcesses
 from farflung.launchers.programs import Program, run_all
+from farflung.security.files import make_private_folder, read_private, write_private
 
 __all__ = ["BrokerHere", "LocalBroker"]
 
@@ -61,7 +64,12 @@ class LocalBroker:
 
 
 class BrokerHere:
-    """The part of a provider that all with a broker on this machine share (see ``launchers.base.Provider``)."""
+    """The part of a provider that all with a broker on this machine share (see ``launchers.base.Provider``).
+
+    ``listing``: the file with the names of what was started and not ended.
+    """
+
+    listing: ClassVar[str] = ""
 
     def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
         """``folder``: the cluster's private folder."""
@@ -81,3 +89,11 @@ class BrokerHere:
     def ask(self, words: Sequence[str]) -> str:
         """Run a command on this machine."""
         return self._broker.ask(words)
+
+    def _listed(self) -> list[str]:
+        path = self._folder / self.listing
+        return [str(name) for name in json.loads(read_private(path))] if path.exists() else []
+
+    def _list(self, names: Sequence[str]) -> None:
+        make_private_folder(self._folder)
+        write_private(self._folder / self.listing, json.dumps(list(names)).encode())

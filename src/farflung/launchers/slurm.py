@@ -6,7 +6,6 @@ A worker that gets the signal drains: its part of a run moves to other workers, 
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from farflung.launchers.base import BROKER, Process, ProcessState
 from farflung.launchers.cluster_file import ClusterSpec, settings_of
 from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Program, run_one
-from farflung.security.files import make_private_folder, read_private, write_private
+from farflung.security.files import make_private_folder, write_private
 
 __all__ = ["SlurmProvider", "SlurmSettings"]
 
@@ -44,6 +43,7 @@ class SlurmSettings(Section):
 class SlurmProvider(BrokerHere):
     """The provider. The file ``slurm.json`` lists the tasks that were submitted and not cancelled."""
 
+    listing: ClassVar[str] = "slurm.json"
     settings: ClassVar[type[Section]] = SlurmSettings
 
     def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
@@ -58,7 +58,7 @@ class SlurmProvider(BrokerHere):
     def scale(self, count: int, ticket: Callable[[], str]) -> None:
         """Submit an array of the missing workers, or cancel the newest tasks. Tasks that wait for nodes go first."""
         states = self._states()
-        alive = [task for task in self._tasks() if task in states]
+        alive = [task for task in self._listed() if task in states]
         alive.sort(key=lambda task: states[task][0] is ProcessState.WAITING)  # stable: older ones first
         kept, beyond = alive[:count], alive[count:]
         if beyond:
@@ -67,12 +67,12 @@ class SlurmProvider(BrokerHere):
             write_private(self._ticket, ticket().encode())
             job = run_one(self._submission(missing)).strip().partition(";")[0]
             kept += [f"{job}_{index}" for index in range(missing)]
-        self._store(kept)
+        self._list(kept)
 
     def stop(self, *, force: bool) -> Sequence[str]:
         """Cancel all tasks, which drains their workers, then stop the broker."""
         warnings = []
-        if tasks := [task for task in self._tasks() if force or task in self._states()]:
+        if tasks := [task for task in self._listed() if force or task in self._states()]:
             try:
                 run_one(Program(words=["scancel", *tasks], place=_PLACE))
             except FarflungError as error:
@@ -81,14 +81,14 @@ class SlurmProvider(BrokerHere):
                 warnings.append(str(error))
         self._broker.stop()
         self._ticket.unlink(missing_ok=True)
-        self._store([])
+        self._list([])
         return warnings
 
     def processes(self) -> Sequence[Process]:
         """Return the broker, and the tasks with the nodes that they run on."""
         states = self._states()
         found = self._broker.processes()
-        for task in self._tasks():
+        for task in self._listed():
             state, node = states.get(task, (ProcessState.ENDED, f"task {task}"))
             found.append(Process(name=self._name(task), place=node or f"task {task}", state=state))
         return found
@@ -97,9 +97,9 @@ class SlurmProvider(BrokerHere):
         """Read the output of a task from the shared file system."""
         if name == BROKER:
             return self._broker.log(lines, follow=follow)
-        task = next((task for task in self._tasks() if self._name(task) == name), None)
+        task = next((task for task in self._listed() if self._name(task) == name), None)
         if task is None:
-            known = ", ".join([BROKER, *map(self._name, self._tasks())])
+            known = ", ".join([BROKER, *map(self._name, self._listed())])
             raise InputError(f"the cluster {self._cluster.name!r} has no process {name!r}: known are {known}")
         path = self._folder / "slurm" / f"{task}.log"
         if not path.exists():
@@ -137,14 +137,6 @@ class SlurmProvider(BrokerHere):
             elif state in _WAITING:
                 found[task] = (ProcessState.WAITING, "")
         return found
-
-    def _tasks(self) -> list[str]:
-        path = self._folder / "slurm.json"
-        return [str(task) for task in json.loads(read_private(path))] if path.exists() else []
-
-    def _store(self, tasks: Sequence[str]) -> None:
-        make_private_folder(self._folder)
-        write_private(self._folder / "slurm.json", json.dumps(list(tasks)).encode())
 
     def _name(self, task: str) -> str:
         return self._cluster.worker_name(task.replace("_", "-"))

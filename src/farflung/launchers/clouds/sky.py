@@ -20,7 +20,7 @@ from farflung.launchers.base import BROKER, Process, ProcessState
 from farflung.launchers.cluster_file import ClusterSpec, settings_of
 from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Finished, Program, run_all, run_one
-from farflung.security.files import make_private_folder, read_private, write_private
+from farflung.security.files import make_private_folder, write_private
 
 __all__ = ["SkyProvider", "SkySettings"]
 
@@ -90,6 +90,7 @@ class SkySettings(Section):
 class SkyProvider(BrokerHere):
     """The provider. The file ``sky.json`` lists the names of the jobs that were started and not cancelled."""
 
+    listing: ClassVar[str] = "sky.json"
     settings: ClassVar[type[Section]] = SkySettings
 
     def __init__(self, cluster: ClusterSpec, folder: Path) -> None:
@@ -109,14 +110,14 @@ class SkyProvider(BrokerHere):
     def scale(self, count: int, ticket: Callable[[], str]) -> None:
         """Launch the missing jobs, or cancel the newest ones. Jobs that wait for machines go first."""
         jobs = self._jobs()
-        alive = [name for name in self._names() if jobs.get(name, _GONE).state is not ProcessState.ENDED]
+        alive = [name for name in self._listed() if jobs.get(name, _GONE).state is not ProcessState.ENDED]
         alive.sort(key=lambda name: jobs[name].state is ProcessState.WAITING)  # stable: older ones first
         kept, beyond = alive[:count], alive[count:]
         if beyond:
             self._cancel([jobs[name].number for name in beyond])
         free = (name for index in range(count) if (name := f"{self._prefix}{index}") not in kept)
         missing = [next(free) for _ in range(count - len(kept))]
-        self._store([*kept, *missing])  # first: a job that starts although this command is interrupted must not be forgotten
+        self._list([*kept, *missing])  # first: a job that starts although this command is interrupted must not be forgotten
         if missing:
             self._launch(missing, ticket())
 
@@ -125,19 +126,21 @@ class SkyProvider(BrokerHere):
         warnings = []
         try:
             jobs = self._jobs()
-            self._cancel([job.number for name in self._names() if (job := jobs.get(name, _GONE)).state is not ProcessState.ENDED])
+            self._cancel(
+                [job.number for name in self._listed() if (job := jobs.get(name, _GONE)).state is not ProcessState.ENDED]
+            )
         except FarflungError as error:
             if not force:
                 raise
             warnings.append(str(error))
         self._broker.stop()
-        self._store([])
+        self._list([])
         return warnings
 
     def processes(self) -> Sequence[Process]:
         """Return the broker, and the jobs with where they run."""
         jobs, found = self._jobs(), self._broker.processes()
-        for name in self._names():
+        for name in self._listed():
             job = jobs.get(name, _GONE)
             found.append(Process(name=self._worker(name), place=job.place, state=job.state))
         return found
@@ -146,9 +149,9 @@ class SkyProvider(BrokerHere):
         """Read the log of a job."""
         if name == BROKER:
             return self._broker.log(lines, follow=follow)
-        job = next((one for one in self._names() if self._worker(one) == name), None)
+        job = next((one for one in self._listed() if self._worker(one) == name), None)
         if job is None:
-            known = ", ".join([BROKER, *map(self._worker, self._names())])
+            known = ", ".join([BROKER, *map(self._worker, self._listed())])
             raise InputError(f"the cluster {self._cluster.name!r} has no process {name!r}: known are {known}")
         words = ["jobs", "logs", "--name", job, f"--tail={lines}", "--follow" if follow else "--no-follow"]
         return replace(self._program(*words), fine=_LOG_CODES)
@@ -202,14 +205,6 @@ class SkyProvider(BrokerHere):
 
     def _program(self, *words: str, environment: dict[str, str] | None = None) -> Program:
         return Program(words=[*shlex.split(self._sky.sky), *words], place=_PLACE, environment=environment or {})
-
-    def _names(self) -> list[str]:
-        path = self._folder / "sky.json"
-        return [str(name) for name in json.loads(read_private(path))] if path.exists() else []
-
-    def _store(self, names: Sequence[str]) -> None:
-        make_private_folder(self._folder)
-        write_private(self._folder / "sky.json", json.dumps(list(names)).encode())
 
     def _worker(self, job: str) -> str:
         return self._cluster.worker_name(job.removeprefix(self._prefix))
