@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,17 @@ def test_programs_run_at_once_and_answer_in_order() -> None:
 
 def test_a_program_may_ignore_its_input() -> None:
     assert [one.code for one in run_all([python("pass", "x" * 60_000)] * 3)] == [0, 0, 0]
+
+
+def test_a_program_may_end_before_its_input_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    assert [one.code for one in run_all([python("pass", "x" * 60_000)] * 3)] == [0, 0, 0]
+    gc.collect()
 
 
 def test_the_last_line_of_errors_is_the_reason() -> None:

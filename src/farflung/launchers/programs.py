@@ -7,7 +7,7 @@ import selectors
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -136,9 +136,8 @@ def _start(program: Program, stack: ExitStack, *, errors: int) -> subprocess.Pop
 def _give(process: subprocess.Popen[str], text: str) -> None:
     """Write the whole input: less than a pipe holds, so that this never waits for the program."""
     assert process.stdin is not None
-    try:
+    with suppress(BrokenPipeError):  # it has ended, and its exit code says why
         process.stdin.write(text)
+    with suppress(BrokenPipeError):  # also after a failure: a file that stays open is flushed at its end, which fails again
         process.stdin.close()
-    except BrokenPipeError:
-        pass  # it has ended, and its exit code says why
     process.stdin = None  # communicate() must not flush a closed file
