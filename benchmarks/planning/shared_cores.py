@@ -196,7 +196,7 @@ def _cpu_seconds() -> tuple[float, float]:
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it has ended since
             times = process.cpu_times()
-            own += times.user + times.system
+            own += times.user + times.system + times.children_user + times.children_system  # also of those that have ended
     return everybody, own
 
 
