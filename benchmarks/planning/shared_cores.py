@@ -186,18 +186,25 @@ def other_load(before: tuple[float, float], after: tuple[float, float], seconds:
     return max(0.0, (after[0] - before[0]) - own) / seconds, own / seconds
 
 
-def _cpu_seconds() -> tuple[float, float]:
-    """CPU seconds of all programs of this machine on the cores that we use, and of this process and those that it started."""
-    per_core = psutil.cpu_times(percpu=True)
-    used = [per_core[core] for core in os.sched_getaffinity(0) if core < len(per_core)]
-    everybody = sum(core.user + core.system + core.nice for core in used)
-    this = psutil.Process()
-    own = 0.0
-    for process in (this, *this.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):  # it has ended since
-            times = process.cpu_times()
-            own += times.user + times.system + times.children_user + times.children_system  # also of those that have ended
-    return everybody, own
+class CpuTime:
+    """CPU seconds of all programs of this machine on the cores that we use, and of this process and those that it started.
+
+    A process that has ended counts with what was last seen of it: nobody can be asked for it afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[tuple[int, float], float] = {}  # of each process, by its number and start
+
+    def read(self) -> tuple[float, float]:
+        """(all programs, our own), in seconds since the machine's start; ours never decreases."""
+        per_core = psutil.cpu_times(percpu=True)
+        used = [per_core[core] for core in os.sched_getaffinity(0) if core < len(per_core)]
+        this = psutil.Process()
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                times = process.cpu_times()
+                self._own[process.pid, process.create_time()] = times.user + times.system
+        return sum(core.user + core.system + core.nice for core in used), sum(self._own.values())
 
 
 def _write_data(folder: Path, seed: int) -> None:
@@ -240,13 +247,14 @@ def _measure(settings: SharedCoresSettings, cluster: LocalCluster, model: str, f
 def _watch(client: Client, run: str, warm_up: int) -> tuple[float, float]:
     """Wait for the end of the run; the cores that others and we used while steps after the warm-up were made."""
     first = last = time.monotonic()
-    before = after = _cpu_seconds()
+    time_of_programs = CpuTime()
+    before = after = time_of_programs.read()
     for message in client.watch(run):
         if not isinstance(message, RecordLine):
             continue
         record = read_record(message.line)
         if isinstance(record, StepRecord):
-            last, after = time.monotonic(), _cpu_seconds()
+            last, after = time.monotonic(), time_of_programs.read()
             if record.step < warm_up:
                 first, before = last, after
     return other_load(before, after, max(last - first, 1e-9))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from benchmarks.harness.base import override
-from benchmarks.planning.shared_cores import MODELS, SharedCores, SharedCoresSettings, _report, other_load
+from benchmarks.planning.shared_cores import MODELS, CpuTime, SharedCores, SharedCoresSettings, _report, other_load
 from farflung.errors import InputError
 
 COST = {"frame_seconds": 0.001, "byte_seconds": 3e-9}
@@ -29,6 +31,19 @@ def test_other_load_is_told_and_nothing_is_judged() -> None:
     assert report.checks[0].note == "other programs used 0.70 cores; measure again on a quiet machine"
     assert other_load((100.0, 10.0), (104.0, 13.0), 2.0) == (0.5, 1.5)
     assert other_load((100.0, 10.0), (102.0, 13.0), 2.0) == (0.0, 1.5), "clocks of processes are coarse"
+
+
+def test_the_time_of_an_ended_process_stays_ours() -> None:
+    worked = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    time_of_programs = CpuTime()
+    before = time_of_programs.read()[1]
+    with subprocess.Popen([sys.executable, "-c", worked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        alive = time_of_programs.read()[1]
+        program.communicate("\n")
+    assert alive - before >= 0.4, "clocks of processes are coarse"
+    assert time_of_programs.read()[1] >= alive
 
 
 def test_unknown_models_and_too_few_cores_are_refused() -> None:
