@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.schedules import Exchange, PipelineTimes, SharedHost, TimedEdge, Transfer, get_schedule, time_schedule
-from farflung.schedules.shared_host import shared_ends, transfer_work
+from farflung.schedules import Exchange, PipelineTimes, SharedHost, TimedEdge, Transfer, get_schedule, time_schedule, timing
+from farflung.schedules.shared_host import ACTION_SECONDS, shared_ends, transfer_work
 
 Hosts = tuple[tuple[float, tuple[int, ...]], ...]
+
+
+@pytest.fixture
+def only_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands take no CPU time, so that only the sharing of cores counts."""
+    monkeypatch.setattr(timing, "ACTION_SECONDS", 0.0)
 
 
 def chain(stages: int, hosts: Hosts, wire: float = 0.0) -> PipelineTimes:
@@ -51,11 +57,13 @@ def test_ends_of_actions_that_begin_at_different_times() -> None:
     assert shared_ends(1.0, [5.0, 0.0], [2.0, 1.0]) == pytest.approx([7.0, 1.0])
 
 
+@pytest.mark.usefixtures("only_computing")
 def test_one_micro_batch_keeps_one_device_busy() -> None:
     """Nobody computes at the same time as another one: sharing costs nothing."""
     assert seconds(chain(3, ()), 1) == seconds(chain(3, ((1.0, (0, 1, 2)),)), 1) == pytest.approx(9.5)
 
 
+@pytest.mark.usefixtures("only_computing")
 def test_a_full_pipeline_is_as_slow_as_its_host() -> None:
     micro_batches = 40
     work = 3 * 3.0 * micro_batches
@@ -71,6 +79,7 @@ def test_others_are_not_slowed_down() -> None:
     assert seconds(chain(4, ((1.0, (0, 1)),)), 12) > alone
 
 
+@pytest.mark.usefixtures("only_computing")
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "eager-2"])
 @pytest.mark.parametrize("wire", [0.0, 0.7])
 def test_a_host_that_has_room_for_all_changes_nothing(schedule: str, wire: float) -> None:
@@ -79,6 +88,7 @@ def test_a_host_that_has_room_for_all_changes_nothing(schedule: str, wire: float
     assert together == pytest.approx(apart)
 
 
+@pytest.mark.usefixtures("only_computing")
 def test_exchanges_of_gradients_follow() -> None:
     def replicas(hosts: Hosts) -> float:
         exchanges = [Exchange(source=a, target=1 - a, transfer=Transfer(0.0, 1.0)) for a in range(2)]
@@ -90,6 +100,14 @@ def test_exchanges_of_gradients_follow() -> None:
     assert replicas(((1.0, (0, 1)),)) == pytest.approx(13.0)
 
 
+def test_commands_are_work_on_shared_cores_only() -> None:
+    """Of each forward and each backward; nothing where cores are not shared."""
+    alone, shared = (seconds(chain(2, hosts), 1) for hosts in ((), ((1.0, (0, 1)),)))
+    assert alone == pytest.approx(6.5)
+    assert shared == pytest.approx(alone + 4 * ACTION_SECONDS)
+
+
+@pytest.mark.usefixtures("only_computing")
 def test_transfers_are_work_on_shared_cores_only() -> None:
     """Both ends of both transfers of a micro-batch, forward and backward; nothing where cores are not shared."""
 

@@ -15,10 +15,11 @@ from farflung.schedules.pipeline_times import (
 )
 from farflung.schedules.pipelines import EAGER, get_schedule, schedule_names
 from farflung.schedules.progress import Progress, Track, as_ready, tracks_of
-from farflung.schedules.shared_host import SharedHost, transfer_work
+from farflung.schedules.shared_host import ACTION_SECONDS, SharedHost, transfer_work
 from farflung.schedules.timing import time_schedule
 
 __all__ = [
+    "ACTION_SECONDS",
     "EAGER",
     "Action",
     "ActionKind",

@@ -27,7 +27,7 @@ from farflung.schedules.pipeline_times import (
     Transfer,
     prepare_order,
 )
-from farflung.schedules.shared_host import SharedHost, shared_ends, transfer_work
+from farflung.schedules.shared_host import ACTION_SECONDS, SharedHost, shared_ends, transfer_work
 
 __all__ = ["time_schedule"]
 
@@ -87,11 +87,6 @@ class _Clock:
                 self.leads.append(order.leads[index])
                 self.partner.append(first + 1 - index if len(order.tracks) == 2 else -1)
         self.at = [0] * len(self.queues)
-        self.scale = self._scale()
-        self.seconds = self._seconds()
-        #: of each device: what its actions take that have not begun
-        self.left = [sum(self.seconds[n] for q in queues for n in self.queues[q]) for queues in self.queues_of]
-        self.busy = list(self.left)
         #: devices on hosts whose cores they share
         self.sharing = {
             member
@@ -99,6 +94,11 @@ class _Clock:
             for member in self._members(devices)
             if len(self._members(devices)) > capacity
         }
+        self.scale = self._scale()
+        self.seconds = self._seconds()
+        #: of each device: what its actions take that have not begun
+        self.left = [sum(self.seconds[n] for q in queues for n in self.queues[q]) for queues in self.queues_of]
+        self.busy = list(self.left)
         self.missing = [0] * (len(orders) * 3 * width)
         self.arrived = [0.0] * len(self.missing)
         self.links: dict[Link, int] = {}
@@ -124,8 +124,9 @@ class _Clock:
         found: list[float] = []
         for stage in range(len(self.orders)):
             weight = times.weight[stage] if self.split else 0.0
+            more = ACTION_SECONDS if self.device_of[stage] in self.sharing else 0.0
             for base in (times.backward[stage] - weight, times.forward[stage], weight):
-                found += [base * factor for factor in scale]
+                found += [base * factor + more for factor in scale]
         return found
 
     def _edge(self, edge: TimedEdge) -> None:

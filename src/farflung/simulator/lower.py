@@ -12,7 +12,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CodecChoice, Estimate, Plan
 from farflung.plan.traffic import wire_bytes
-from farflung.schedules import as_ready, get_schedule, part_of, splits, tracks_of, transfer_work
+from farflung.schedules import ACTION_SECONDS, as_ready, get_schedule, part_of, splits, tracks_of, transfer_work
 from farflung.simulator.program import Gate, Message, Program, ProgramAction, ProgramLink
 from farflung.simulator.settings import SimulationSettings
 
@@ -105,6 +105,7 @@ class _Lowering:
         taken = self.at.plan.steps_taken(found.index, found.device)  # on average over a period
         weight = found.weight_seconds if split else 0.0
         seconds = {"F": found.forward_seconds, "B": found.backward_seconds - weight, "W": weight}[kind] * scale * taken
+        seconds += ACTION_SECONDS if self.device_of[number] in self.sharing else 0.0
         before, after = self._kept(number)
         action = ProgramAction(
             device=self.device_of[number], stage=found.index, kind=kind, micro_batch=micro_batch, seconds=seconds
@@ -228,7 +229,8 @@ class _Lowering:
         kinds = ("X",) * len(rounds) + (("N",) if clips else ()) + ("U",)
         tail: list[tuple[int, ...]] = []
         for device in range(len(self.devices)):
-            update = sum(unit.update_seconds for unit in self.units if self.index[unit.device] == device)
+            own = [unit for unit in self.units if self.index[unit.device] == device]
+            update = sum(at.plan.steps_taken(unit.index, unit.device) * unit.update_seconds for unit in own)
             tail.append(tuple(self._tail_action(device, kind, update if kind == "U" else 0.0) for kind in kinds))
         self._verdict(tail)
         for exchange in at.estimate.exchanges:

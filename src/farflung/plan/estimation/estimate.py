@@ -257,7 +257,7 @@ def _times(plan: Plan, topology: Topology, lowered: _Lowered) -> PipelineTimes:
             )
             for sent in lowered.exchanges
         ],
-        update=[stage.update_seconds for stage in replicas],
+        update=[stage.update_seconds * part for stage, part in zip(replicas, taken, strict=True)],
         weight=[stage.weight_seconds for stage in replicas],
         scale=[size / largest for size in plan.micro_batch_sizes],
         share=[unit.replica.micro_batches for unit in units] if plan.replicated else (),
