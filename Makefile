@@ -131,8 +131,8 @@ check-engines: engine-environments
 TOOLS := $(VENV)/tools
 TOOL_VERSIONS := uv==0.13.9 pip-audit==2.10.1 cyclonedx-bom==7.5.0
 LOCKS := broker worker
-LOCKED_broker := web s3 metrics otel
-LOCKED_worker := torch hf images s3 metrics otel
+LOCKED_broker := web s3 sql metrics otel
+LOCKED_worker := torch hf images datasets s3 upnp metrics otel
 
 $(TOOLS)/.ready: Makefile | $(BIN)/python
 	@$(BIN)/python -m venv $(TOOLS) && $(TOOLS)/bin/python -m pip --disable-pip-version-check install -q $(TOOL_VERSIONS) || \
