@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from farflung.broker.attempts import planner
 from farflung.broker.live_run import LiveRun
 from farflung.broker.planning import Planned, plan_run
 from farflung.broker.records.bundle_file import store_bundle
-from farflung.broker.records.journal import JournaledRun
+from farflung.broker.records.journal import Journal, JournaledRun
 from farflung.broker.records.run_log import LogPosition
 from farflung.broker.restored_runs import RestoredRuns
 from farflung.broker.run_recorder import RunRecorder
@@ -128,6 +129,8 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
         assert live.running == known
         assert event.names == (plan.devices if known else ())
     digest = hashlib.sha256(folder.plan.read_bytes()).hexdigest()
+    with closing(Journal(tmp_path / "broker" / "journal.sqlite")) as journal:
+        assert [one.plan for one in journal.runs] == [digest]
     assert restored(1, digest)[0].running == plan
     folder.plan.write_text(plan_to_json(replace(plan, planner="newer")), encoding="utf-8")
     live, event = restored(1, digest)
