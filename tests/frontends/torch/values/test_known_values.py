@@ -116,3 +116,18 @@ def written_as_out() -> torch.Tensor:
 def test_a_value_that_was_overwritten_is_not_known(index: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(CaptureError):
         indexed(index)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            count = (torch.arange(3) + 1).shape[0]
+        return self.layer(x).square().mean() * count
+
+
+def test_tensors_that_do_not_count_writes_are_not_known() -> None:
+    assert "aten.linear.default" in {op.target for op in capture(Counts(), (torch.ones(3, 2),)).ops}

@@ -122,7 +122,7 @@ class KnownValues(TorchFunctionMode):
 
     def _learn(self, func: Any, result: torch.Tensor, args: Any, kwargs: Any) -> None:
         read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if func not in _MAKERS and not read:
+        if (func not in _MAKERS and not read) or result.is_inference():  # such tensors do not count writes
             return
         if any(self.value(tensor) is None for tensor in read):
             return
