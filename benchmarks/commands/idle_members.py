@@ -146,7 +146,7 @@ class _Member:
                 await self.send(Measured(speed=1e11, factor=0.8, overhead=1e-5))
             case Probe():
                 alpha, beta = _NEAR if _region(command.peer) == _region(self.name) else _FAR
-                await self.send(Probed(peer=command.peer, alpha=alpha, beta=beta, spread=0.0))
+                await self.send(Probed(question=command.question, alpha=alpha, beta=beta, spread=0.0))
             case Reach():
                 await self.send(Reached(question=command.question, found=dict.fromkeys(command.peers, True)))
             case Relay(pairs=()):

@@ -203,7 +203,7 @@ def _listen(probes: LinkProbes, name: str, node: subprocess.Popen[str]) -> None:
         for line in lines:
             answer = json.loads(line)
             found = decode_as(Frame("probed", answer), Channel.REPORTS, Probed)
-            probes.answer(name, found.peer, probe_of(found))
+            probes.answer(name, found.question, probe_of(found))
     probes.lost(name)
 
 

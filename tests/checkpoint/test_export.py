@@ -104,6 +104,12 @@ def test_a_folder_has_the_names_of_its_library(tmp_path: Path, key: str, file: s
     assert set(safetensors.numpy.load_file(folder / file)) == set(names)
 
 
+def test_a_model_of_diffusers_with_a_key_of_another_library_has_the_file_of_diffusers(tmp_path: Path) -> None:
+    config = {"model_type": "x", "_class_name": "UNet2DModel"}
+    folder = export_folder(reader(tmp_path, ARRAYS), tmp_path / "out", config=config)
+    assert [path.name for path in folder.glob("*.safetensors")] == ["diffusion_pytorch_model.safetensors"]
+
+
 @pytest.mark.parametrize("config", ["{", "[]", "{}"])
 def test_transformers_needs_a_configuration(tmp_path: Path, config: str) -> None:
     with pytest.raises(CheckpointError, match="must be a JSON object with model_type or architecture or _class_name"):

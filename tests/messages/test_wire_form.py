@@ -121,7 +121,7 @@ def test_a_message_is_immutable() -> None:
 
 def test_a_probe_without_figures_and_cause_is_refused() -> None:
     with pytest.raises(WireError, match="a probe's answer has alpha and beta, or a cause"):
-        decode(Frame("probed", {"peer": "b"}), Channel.REPORTS)
+        decode(Frame("probed", {"question": 1}), Channel.REPORTS)
 
 
 def test_an_array_of_unknown_elements_is_refused() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farflung.telemetry import log_file
-from farflung.telemetry.log_file import LogWriter, read_last, read_more
+from farflung.telemetry.log_file import LogPart, LogTail, LogWriter, read_last, read_more
 
 
 def written(path: Path, *texts: str) -> list[str]:
@@ -84,3 +84,32 @@ def test_a_flood_of_lines_waits_in_bounded_memory(tmp_path: Path, monkeypatch: p
     writer.close()
     assert 10 <= len(read_last(path, 1000).lines) <= 11
     assert written(path, "later")[-1] == "later"
+
+
+def test_a_tail_reads_only_what_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads = tmp_path / "run.log", list[int]()
+
+    def count(place: Path, lines: int) -> LogPart:
+        reads.append(lines)
+        return read_last(place, lines)
+
+    monkeypatch.setattr(log_file, "read_last", count)
+    monkeypatch.setattr(log_file, "_BLOCK", 8)  # several blocks are read at once
+    tail = LogTail(path, 3)
+    assert tail.read() == []
+    path.write_text("one\ntwo\nthree\nfour\nhal")
+    assert tail.read() == tail.read() == ["two", "three", "four"]
+    with path.open("a") as file:
+        file.write("f\nsix\nseven\n")
+    assert tail.read() == ["half", "six", "seven"]
+    assert reads == [3], "the whole log was read once"
+
+
+def test_a_tail_loses_no_line_where_the_file_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text("one\ntwo\n")
+    tail = LogTail(path, 3)
+    assert tail.read() == ["one", "two"]
+    path.with_name("run.log.1").write_text("one\ntwo\nthree\n")
+    path.write_text("four\n")
+    assert tail.read() == ["two", "three", "four"]

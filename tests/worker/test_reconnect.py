@@ -71,7 +71,7 @@ def test_the_log_says_when_a_pause_begins_and_ends(owned: Owned) -> None:
     owned.service.stop()
     watching.join(30)
     lines = [line for line in owned.said if "paused" in line]
-    assert lines == ["paused: its runs continue on other workers", "no longer paused"]
+    assert lines == ["paused until farflung resume: no run uses it", "no longer paused"]
 
 
 def test_a_full_disk_does_not_undo_what_the_owner_wants(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:

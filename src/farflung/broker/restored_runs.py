@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -151,7 +152,7 @@ def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun
         store=store,
         records=RunRecords(store, lines=lines),
         submission=Submission(submitter=journaled.submitter, bundle=bundle),
-        last_plan=_last_plan(store) if journaled.attempts else None,
+        last_plan=_last_plan(store, journaled.plan) if journaled.attempts else None,
     )
     for after, message in read_history(root, lines):
         live.records.log.mark(message, after)
@@ -181,11 +182,15 @@ def _last_change(path: Path) -> float:
         return 0.0
 
 
-def _last_plan(store: RunStore) -> Plan | None:
-    """Return the newest plan on disk: its workers retain states, and states that stay in place need not move."""
+def _last_plan(store: RunStore, sha256: str) -> Plan | None:
+    """Return the plan by which the workers retain states, so that states that stay in place need not move.
+
+    The document on disk is another one if the broker died before the journal knew of a newer plan: see ``JournaledRun.plan``.
+    """
     try:
-        return Plan.from_json(store.folder.plan.read_text(encoding="utf-8"))
-    except (OSError, FarflungError):  # the broker died before the plan was written, or while it was
+        document = store.folder.plan.read_bytes()
+        return Plan.from_json(document.decode()) if sha256 in ("", hashlib.sha256(document).hexdigest()) else None
+    except (OSError, UnicodeDecodeError, FarflungError):  # it died before the plan was written, or while it was
         return None
 
 

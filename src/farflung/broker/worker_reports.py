@@ -129,7 +129,7 @@ class WorkerReports:
         router.register(Beat, lambda name, message: self._free(name, message.disk))
         router.register(Measured, self._measured)
         router.register(Wants, lambda name, message: self.handle(self._owner_limits(name, message)))
-        router.register(Probed, lambda name, found: self.network.probes.answer(name, found.peer, probe_of(found)))
+        router.register(Probed, lambda name, found: self.network.probes.answer(name, found.question, probe_of(found)))
         router.register(Reached, lambda name, told: reachability.answer(name, told.question, told.found))
         router.register(NatDescribed, lambda name, told: reachability.holes.described(name, told.nat))
         router.register(PunchWanted, lambda name, wish: self.network.punching.request(name, wish.peer))

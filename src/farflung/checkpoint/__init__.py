@@ -11,7 +11,7 @@ from farflung.checkpoint.model_files import MODEL_FILES, ModelFiles, bytes_token
 from farflung.checkpoint.objects import ObjectCheckpoints
 from farflung.checkpoint.reader import CheckpointReader, FetchedReader
 from farflung.checkpoint.safetensors import SafetensorsIndex, TensorEntry
-from farflung.checkpoint.store import CheckpointStore, encode_shard, locate, pack
+from farflung.checkpoint.store import CheckpointStore, checkpoint_step, encode_shard, locate, pack
 from farflung.checkpoint.weights import Match, Weights, match_states
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Weights",
     "bytes_tokenizer",
     "check_resume",
+    "checkpoint_step",
     "encode_shard",
     "export_adapters",
     "export_file",

@@ -110,7 +110,8 @@ def export_folder(
         table = json.loads(config) if isinstance(config, str) else dict(config)
     except ValueError:
         table = None
-    weights = next((file for key, file in LIBRARIES.values() if key in table), None) if isinstance(table, dict) else None
+    known = reversed(LIBRARIES.values())  # configurations of the later libraries may have the keys of the earlier ones
+    weights = next((file for key, file in known if key in table), None) if isinstance(table, dict) else None
     if weights is None:
         keys = " or ".join(key for key, _ in LIBRARIES.values())
         raise CheckpointError(f"config is not the configuration of a model: it must be a JSON object with {keys}")

@@ -43,12 +43,18 @@ def encode_shard(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     return encode({name: spec_of(array) for name, array in tensors.items()}, tensors.__getitem__)
 
 
+def checkpoint_step(path: str | Path) -> int | None:
+    """The step of the checkpoint whose folder is ``path``, which may be another machine's (``None``: it is not one's)."""
+    match = _STEP.fullmatch(Path(path).name)
+    return None if match is None else int(match[1])
+
+
 def locate(path: str | Path) -> tuple[CheckpointStore, int | None]:
     """The checkpoints behind ``path``: a run's folder, the folder of its checkpoints, or a single one (then its step, too)."""
     folder = Path(path)
-    match = _STEP.fullmatch(folder.name)
-    if match is not None and folder.is_dir():
-        return CheckpointStore(folder.parent), int(match[1])
+    step = checkpoint_step(folder)
+    if step is not None and folder.is_dir():
+        return CheckpointStore(folder.parent), step
     inner = folder / "checkpoints"
     return CheckpointStore(inner if inner.is_dir() else folder), None
 

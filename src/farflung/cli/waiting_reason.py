@@ -18,7 +18,8 @@ def waiting_reason(run: Mapping[str, Any]) -> str:
     ahead = f", after {counted(run['ahead'], 'other run')}" if run["ahead"] else ""
     if absent := run.get("absent"):
         return f"waits for {', '.join(absent)} to return{ahead}"
-    return f"needs {counted(run['needs'], 'idle worker')}{ahead}"
+    barred = f" (not {', '.join(names)}: join --only)" if (names := run.get("barred")) else ""
+    return f"needs {counted(run['needs'], 'idle worker')}{barred}{ahead}"
 
 
 def waiting_line(client: ControlClient, name: str) -> str:

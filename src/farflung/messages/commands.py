@@ -165,6 +165,7 @@ class Measure(Message, kind="measure", on=Channel.COMMANDS):
 class Probe(Message, kind="probe", on=Channel.COMMANDS):
     """Measure the link to ``peer``. The worker answers with ``Probed``."""
 
+    question: Count
     peer: Member
     address: Address
     relays: Routes | UnsetType = UNSET

@@ -241,9 +241,9 @@ class Measured(Message, kind="measured", on=Channel.REPORTS):
 
 
 class Probed(Message, kind="probed", on=Channel.REPORTS):
-    """Answers ``Probe``: the figures of the link to ``peer``, or the ``cause`` why there are none."""
+    """Answers the ``question`` of ``Probe``: the figures of the link, or the ``cause`` why there are none."""
 
-    peer: Member
+    question: Count
     alpha: Amount | UnsetType = UNSET
     beta: Capacity | UnsetType = UNSET
     spread: Amount | UnsetType = UNSET

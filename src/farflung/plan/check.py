@@ -25,7 +25,7 @@ def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: 
 
     Raises:
         PlanError: another graph or job, stages that do not tile, an unknown device, codec or schedule, a link that is
-            missing or leads nowhere, or stages that would wait for each other forever.
+            missing or leads nowhere, stages that would wait for each other forever, or optimizer states on the disk of a site.
         GraphError: a state is read in one stage and updated in another.
     """
     if plan.graph_hash != graph.hash:
@@ -45,6 +45,7 @@ def check_plan(plan: Plan, graph: Graph, topology: Topology | None = None, job: 
     _check_names(plan, topology)
     if topology is not None:
         check_reach(plan, topology)
+        _check_sites(plan, topology)
     if job is not None and plan.micro_batch_sizes != job.micro_batch_sizes:
         ours, theirs = list(plan.micro_batch_sizes), list(job.micro_batch_sizes)
         raise PlanError(f"the plan has micro-batches of {ours} samples, the job {theirs}; plan again for this job")
@@ -79,6 +80,18 @@ def check_reach(plan: Plan, topology: Topology) -> None:
                 f"devices {a!r} and {b!r} can't reach each other: neither can dial the other (NAT or a firewall), and no "
                 "other device that both can dial may relay for them; add one, forward a port of one of them (--advertise), or "
                 "leave one out"
+            )
+
+
+def _check_sites(plan: Plan, topology: Topology) -> None:
+    """The ranks of a site have optimizer states in memory: they would write to one place of a disk."""
+    for stage in plan.stages:
+        site = next((name for name in stage.devices if topology.device(name).ranks > 1), None)
+        if stage.offload != "none" and site is not None:
+            raise PlanError(
+                f"stage {stage.index} has its optimizer states on a disk, and device {site!r} is a site of "
+                f"{topology.device(site).ranks} ranks, which has them in memory; remove offload from the stage, "
+                "or put it on a device without ranks"
             )
 
 

@@ -129,6 +129,10 @@ class BrokerMachine:
         """See ``ClusterState.absent``."""
         return self._state.absent(run)
 
+    def barred(self, *, serves: bool) -> list[str]:
+        """See ``ClusterState.barred``."""
+        return self._state.barred(serves=serves)
+
     def may_take(self, run: str, member: Member, restored: Sequence[Run] | None = None) -> bool:
         """See ``ClusterState.may_take``."""
         return self._state.may_take(run, member, restored)

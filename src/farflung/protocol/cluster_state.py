@@ -70,7 +70,7 @@ class ClusterState:
             return False
         if not member.ready or member.name in run.expected_names:
             return member.ready
-        others = (one for one in (self.restored() if restored is None else restored) if one is not run)
+        others = (one for one in (self.restored() if restored is None else restored) if one is not run and one.allowed_by(member))
         return not any(member.name in one.expected_names or not (one.expected_names or run.expected) for one in others)
 
     def restored(self) -> list[Run]:
@@ -90,6 +90,11 @@ class ClusterState:
         """Return the workers that the restored ``run`` waits for by name, and that are not back and ready."""
         expected = run.expected_names if run.state is RunState.WAITING else ()
         return sorted(name for name in expected if name not in self.members or not self.members[name].ready)
+
+    def barred(self, *, serves: bool) -> list[str]:
+        """Return the idle members whose owners allow no run that serves, or (``serves`` is false) that trains."""
+        kind = "serving" if serves else "training"
+        return sorted(name for name, one in self.members.items() if one.ready and one.offer.only not in ("", kind))
 
     def lose(self, name: str, cause: str) -> Member | None:
         """Remove the member ``name`` and return it (None: there is none)."""

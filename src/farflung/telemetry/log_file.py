@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from farflung.clock import date_text, wall_time
 from farflung.foreign_text import printable
 
-__all__ = ["LogPart", "LogWriter", "read_last", "read_more"]
+__all__ = ["LogPart", "LogTail", "LogWriter", "read_last", "read_more"]
 
 #: Bytes of a log file; then it becomes ``<name>.1``, in the place of the one before, so a log takes at most twice as much.
 _MOST = 2_000_000
@@ -108,3 +109,29 @@ def read_more(path: Path, position: int, wanted: Callable[[str], bool] = lambda 
     end = data.rfind(b"\n") + 1
     lines = data[:end].decode("utf-8", "replace").splitlines()
     return LogPart([line for line in lines if wanted(line)], position + end)
+
+
+class LogTail:
+    """The last ``count`` lines of a log that grows. Not thread-safe."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._lines: deque[str] = deque(maxlen=count)
+        #: Where the next line begins (None: nothing was read yet).
+        self._position: int | None = None
+
+    def read(self) -> list[str]:
+        """The lines, oldest first (none: there is no such file). Only what was added since the last call is read."""
+        size = 0
+        with suppress(OSError):
+            size = self._path.stat().st_size
+        if self._position is None or size < self._position:  # the file began anew, and the rest of the older one counts, too
+            part = read_last(self._path, self._lines.maxlen or 0)
+            self._lines.clear()
+        else:
+            part = read_more(self._path, self._position)
+        while part.position != self._position:
+            self._position = part.position
+            self._lines.extend(part.lines)
+            part = read_more(self._path, part.position)
+        return list(self._lines)

@@ -81,9 +81,9 @@ class BrokerQueries:
         try:
             self._links.connect({peer: query.address}, query.relays or {})
             found, relay = self._links.probe(peer)
-            answer = Probed(peer=peer, alpha=found.alpha, beta=found.beta, spread=found.spread, relay=relay)
+            answer = Probed(question=query.question, alpha=found.alpha, beta=found.beta, spread=found.spread, relay=relay)
         except FarflungError as error:
-            answer = Probed(peer=peer, cause=str(error)[:_MAX_CAUSE])
+            answer = Probed(question=query.question, cause=str(error)[:_MAX_CAUSE])
         self._report(answer)
 
     def _describe_nat(self) -> None:

@@ -153,7 +153,7 @@ class Service:
                     self._polled = self._reported = wanted
             if changed and worker is not None:
                 if wanted.get("paused") != before.get("paused"):
-                    self._say("paused: its runs continue on other workers" if wanted.get("paused") else "no longer paused")
+                    self._say("paused until farflung resume: no run uses it" if wanted.get("paused") else "no longer paused")
                 worker.announce(wanted)
 
     def _wanted(self, limits: OwnerLimitsFile) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import farflung
 from farflung.api.detached import Cluster, RunStatus, RunTable, connect
 from farflung.errors import FarflungError, InputError
 from farflung.job import load_job
-from farflung.telemetry.records import EvaluationRecord, StepRecord
+from farflung.messages.watching import Result
+from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 from tests.support.loopback import Loopback, plainly, same, text_job
 from tests.support.worker_deaths import vanish
 
@@ -139,6 +141,20 @@ def test_a_run_that_still_trains_has_no_export(cluster: Cluster, home: Path) -> 
     if result.planned is None:
         with pytest.raises(InputError, match=rf"^{run.name} was stopped before it had a plan: submit it again$"):
             _ = result.plan
+
+
+@pytest.mark.parametrize(("written", "warned"), [(5, True), (8, False), (None, False)])
+def test_weights_of_an_older_step_than_the_losses_are_reported(
+    written: int | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that was stopped while it waited for workers may have made steps since its newest checkpoint."""
+    checkpoint = "" if written is None else f"/srv/runs/run-1/checkpoints/step-{written:010d}"
+    ended = RunResult(status="stopped", steps=8, seconds=1.0, checkpoint=checkpoint)
+    client: Any = SimpleNamespace(patience=0.0, watch=lambda run: iter([Result(result=ended.to_json(), kind="")]))
+    with caplog.at_level(logging.WARNING, logger="farflung"):
+        assert Cluster(client).wait("run-1").steps == 8
+    line = "run-1: its weights are those after step 5 of 8, of its newest checkpoint"
+    assert caplog.messages == ([line] if warned else [])
 
 
 def test_a_run_that_fails_raises_its_cause(cluster: Cluster) -> None:

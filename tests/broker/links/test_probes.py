@@ -45,11 +45,13 @@ class World:
         self.asked.append((name, peer))
         rate = self.beta.get((name, peer))
         if rate is None:
-            self.probing.answer(name, peer, ConnectionLost("cannot reach it"))
+            self.probing.answer(name, command.question, ConnectionLost("cannot reach it"))
             return
         met = len(self.asked) > len(self.beta) + 0  # the stars come after the pairs
         relay = "hub" if {name, peer} in self.relays else ""
-        self.probing.answer(name, peer, Probe(alpha=0.01, beta=min(rate, self.cap / 2 if met else self.cap), relay=relay))
+        self.probing.answer(
+            name, command.question, Probe(alpha=0.01, beta=min(rate, self.cap / 2 if met else self.cap), relay=relay)
+        )
 
 
 def _full(names: str, rate: float) -> dict[tuple[str, str], float]:
@@ -97,7 +99,7 @@ def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
     def send(name: str, command: AskProbe) -> None:
         asked.append((name, command.peer))
         found = answers.pop(0) if asked[-1] == ("a", "b") else Probe(alpha=0.01, beta=1e6)
-        probing.answer(name, command.peer, found)
+        probing.answer(name, command.question, found)
 
     probing = LinkProbes(send, LinkTable())
     list(probing.run([("a", "1"), ("b", "2")]))
@@ -108,7 +110,7 @@ def test_what_was_disturbed_is_probed_again_and_the_best_stays() -> None:
 def test_a_measurement_that_nobody_follows_any_more_leaves_no_worker_profiling() -> None:
     def send(name: str, command: AskProbe) -> None:
         if name == "a":
-            probing.answer(name, command.peer, Probe(alpha=0.01, beta=1e6))
+            probing.answer(name, command.question, Probe(alpha=0.01, beta=1e6))
 
     probing = LinkProbes(send, LinkTable())
     running = probing.run([(name, name) for name in "abcd"])
@@ -117,6 +119,38 @@ def test_a_measurement_that_nobody_follows_any_more_leaves_no_worker_profiling()
     assert any(probing.asks(name) for name in "bcd")
     running.close()  # type: ignore[attr-defined]
     assert not any(probing.asks(name) for name in "abcd")
+
+
+def test_a_late_answer_of_an_abandoned_measurement_is_none_of_the_next_one() -> None:
+    asked: list[int] = []
+
+    def send(name: str, command: AskProbe) -> None:
+        asked.append(command.question)
+        if len(asked) == 2:  # the second measurement asks the same worker, and the answer to the first question arrives
+            probing.answer(name, asked[0], Probe(alpha=9.0, beta=1.0))
+        if len(asked) > 1:
+            probing.answer(name, command.question, Probe(alpha=0.01, beta=1e6))
+
+    probing = LinkProbes(send, LinkTable())
+    members = [("a", "1"), ("b", "2")]
+    abandoned = probing.run(members)
+    assert encode(next(abandoned)).kind == "round"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probes, "_PATIENCE", 0.0)
+        assert encode(next(abandoned)).kind == "unreachable"
+    abandoned.close()  # type: ignore[attr-defined]
+    list(probing.run(members))
+    assert probing.table.get("a", "b") == LinkFigures(alpha=0.01, beta=1e6)
+
+
+def test_only_the_worker_that_was_asked_answers() -> None:
+    def send(name: str, command: AskProbe) -> None:
+        probing.answer(command.peer, command.question, Probe(alpha=9.0, beta=1.0))
+        probing.answer(name, command.question, Probe(alpha=0.01, beta=1e6))
+
+    probing = LinkProbes(send, LinkTable())
+    list(probing.run([("a", "1"), ("b", "2")]))
+    assert probing.table.get("a", "b") == LinkFigures(alpha=0.01, beta=1e6)
 
 
 def test_who_cannot_be_reached_is_told_and_the_rest_is_measured() -> None:
@@ -150,7 +184,7 @@ def test_a_worker_that_did_not_answer_in_time_takes_part_in_no_probe_afterwards(
     found = [encode(message).kind for message in silent.run([("a", "1"), ("b", "2")])]
     assert found == ["round", "unreachable", "unreachable"]
     assert not silent.asks("a")
-    silent.answer("a", "b", Probe(alpha=0.01, beta=1e6))
+    silent.answer("a", 1, Probe(alpha=0.01, beta=1e6))
     assert silent.table.get("a", "b") is None
 
 

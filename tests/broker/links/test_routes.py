@@ -64,7 +64,7 @@ def test_a_peer_that_cannot_be_dialed_has_an_empty_address_and_its_relays(cluste
 
 
 def test_a_probe_goes_where_training_would(cluster: Cluster) -> None:
-    probe = cluster.routes.probe(cluster.topology, "b", "c")
+    probe = cluster.routes.probe(cluster.topology, "b", "c", 1)
     assert (probe.peer, probe.address, probe.relays) == ("c", "", {"c": (("a", "a:1"),)})
 
 

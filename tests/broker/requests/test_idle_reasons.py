@@ -11,8 +11,8 @@ from farflung.protocol.events import Offer
 from farflung.protocol.members import Member, Parting
 
 
-def member(**changes: Any) -> Member:
-    return Member(name="b", address="x", offer=Offer(memory=1.0, speed=1.0), **changes)
+def member(only: str = "", **changes: Any) -> Member:
+    return Member(name="b", address="x", offer=Offer(memory=1.0, speed=1.0, only=only), **changes)
 
 
 def facts(run: str = "run-1", **changes: Any) -> RunFacts:
@@ -24,6 +24,7 @@ def facts(run: str = "run-1", **changes: Any) -> RunFacts:
     [
         (member(run="run-1"), [facts()], ""),
         (member(), [], "waiting for a job"),
+        (member(only="serving"), [], "waiting for a job (join --only serving)"),
         (member(paused=True), [facts()], "paused by its owner"),
         (member(parting=Parting.DRAIN), [facts()], "it leaves"),
         (member(), [facts(), facts("run-2", trains=False, needs=2)], "run-2 waits for 2 idle workers"),

@@ -67,6 +67,19 @@ def test_many_members_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert [one.after or "" for one in asked] == ["", names[1], names[3]]
 
 
+def test_a_waiting_run_names_idle_workers_that_may_not_have_it(home: Path) -> None:
+    with Loopback(home, 0) as cluster:
+        cluster.add("chat", only="serving")
+        submitted = cluster.client.submit(captured(text_job(steps=1, workers=1), home), lambda line: None)
+        assert (submitted["idle"], submitted["helpers"]) == ("0", "0"), "none is free for it"
+        status = cluster.client.status()
+        assert [(run["state"], run["barred"]) for run in status["runs"]] == [("waiting", ["chat"])]
+        assert [one["idle"] for one in status["members"]] == ["waiting for a job (join --only serving)"]
+        cluster.add("a")
+        until(lambda: cluster.client.status()["runs"][0]["state"] == "finished")
+        assert cluster.client.status()["runs"][0]["barred"] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_long_queue_and_clients_that_always_ask_do_not_disturb_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

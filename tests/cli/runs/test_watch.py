@@ -17,7 +17,8 @@ class Broker:
 
     def status(self) -> dict[str, Any]:
         waits = {"state": "waiting", "needs": 2, "ahead": 0}
-        return {"runs": [{"run": "run-1", **waits}, {"run": "run-2", **waits, "absent": ["attic", "cellar"]}]}
+        runs = [{"run": "run-2", "absent": ["attic", "cellar"]}, {"run": "run-3", "barred": ["gpu1", "gpu2"]}]
+        return {"runs": [waits | run for run in ({"run": "run-1"}, *runs)]}
 
     def log(self, name: str, **wanted: int) -> tuple[LogPart, bool]:
         return LogPart(lines=(), position=0), True
@@ -29,7 +30,11 @@ class Broker:
 @pytest.mark.parametrize("command", [["watch"], ["logs", "--ticket", "farflung-x"], ["logs"]])
 @pytest.mark.parametrize(
     ("run", "line"),
-    [("run-1", "run-1: waiting; needs 2 idle workers"), ("run-2", "run-2: waiting; waits for attic, cellar to return")],
+    [
+        ("run-1", "run-1: waiting; needs 2 idle workers"),
+        ("run-2", "run-2: waiting; waits for attic, cellar to return"),
+        ("run-3", "run-3: waiting; needs 2 idle workers (not gpu1, gpu2: join --only)"),
+    ],
 )
 def test_the_reason_comes_first(
     command: list[str], run: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

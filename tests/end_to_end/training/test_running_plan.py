@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ from farflung.broker.attempts import planner
 from farflung.broker.live_run import LiveRun
 from farflung.broker.planning import Planned, plan_run
 from farflung.broker.records.bundle_file import store_bundle
-from farflung.broker.records.journal import JournaledRun
+from farflung.broker.records.journal import Journal, JournaledRun
 from farflung.broker.records.run_log import LogPosition
 from farflung.broker.restored_runs import RestoredRuns
 from farflung.broker.run_recorder import RunRecorder
@@ -26,6 +28,7 @@ from farflung.clock import monotonic
 from farflung.messages.watching import Note
 from farflung.messages.watching import Planned as PlannedMessage
 from farflung.plan import Plan
+from farflung.plan.document import plan_to_json
 from farflung.protocol.events import RunRestored
 from farflung.telemetry import RunFolder, injecting
 from tests.support.loopback import Finished, Loopback, captured, cut_off, text_folder, text_job
@@ -96,7 +99,7 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
     store_bundle(found.folder, replace(captured(text_job(), place), run=found.run).to_bytes())
     lives: list[tuple[LiveRun, RunRestored]] = []
 
-    def restored(attempts: int) -> tuple[LiveRun, RunRestored]:
+    def restored(attempts: int, sha256: str = "") -> tuple[LiveRun, RunRestored]:
         """What a broker adds that is started now."""
         lives.clear()
         runs = RestoredRuns(
@@ -106,7 +109,7 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
             recorder=cast(RunRecorder, SimpleNamespace(progress=lambda *args: SimpleNamespace(begin=lambda elapsed: None))),
             say=print,
         )
-        runs.restore((JournaledRun(run=found.run, submitter="client", attempts=attempts, devices=2),))
+        runs.restore((JournaledRun(run=found.run, submitter="client", attempts=attempts, devices=2, plan=sha256),))
         runs.close()
         return lives[0]
 
@@ -125,6 +128,14 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
         assert live.planned is None, "it has made none of its own"
         assert live.running == known
         assert event.names == (plan.devices if known else ())
+    digest = hashlib.sha256(folder.plan.read_bytes()).hexdigest()
+    with closing(Journal(tmp_path / "broker" / "journal.sqlite")) as journal:
+        assert [one.plan for one in journal.runs] == [digest]
+    assert restored(1, digest)[0].running == plan
+    folder.plan.write_text(plan_to_json(replace(plan, planner="newer")), encoding="utf-8")
+    live, event = restored(1, digest)
+    assert live.running is None, "the broker died between the newer plan and its journal: workers retain states by the older one"
+    assert (event.expected, event.names) == (2, ())
     folder.plan.write_text("{torn", encoding="utf-8")
     assert restored(1)[0].running is None
 

@@ -15,6 +15,7 @@ import torch
 from farflung.engines import ComputeDevice, EngineSettings, MicroBatch
 from farflung.engines.isolated import PROTECTIONS, Zygote
 from farflung.engines.isolated.control import Fold
+from farflung.engines.isolated.process import Deadlines
 from farflung.engines.site import SiteAttempt, SiteEngine, SiteRunner
 from farflung.engines.site.rank import Pending, wait_for_all
 from farflung.engines.state_file import StateFile
@@ -214,6 +215,18 @@ def test_an_error_of_one_rank_ends_the_wait_of_the_other(site: SiteAttempt) -> N
     pending = [stage.begin_call("fold", lambda _: {"folds": (fold,), "last": True}) for stage in runner.stages]
     with pytest.raises(GraphError, match=r"^stage 0 has no gradients of micro-batch 9 on rank 1$"):
         wait_for_all(pending, site.ranks, "the fold")
+    assert site.lost
+
+
+def test_a_pass_that_failed_on_one_rank_keeps_no_rank_waiting_when_its_step_is_dropped(zygote: Zygote) -> None:
+    """Rank 1 fails before it lends its parameters, and nobody has asked for the results. Any runner may be discarded first."""
+    site = SiteAttempt(zygote, ["cpu", "cpu"], 2 << 30, Deadlines(floor=30.0, first=30.0))
+    runner = opened(site, replace(SETTINGS, sharded=True))
+    other = site.open(runner.subgraph, replace(SETTINGS, training=False), runner)
+    runner.begin_forwards([(MicroBatch(0, 0), {}, data_of(runner, 0)), (MicroBatch(0, 1), {}, {})])
+    with pytest.raises(FarflungError) as raised:
+        other.discard()
+    assert not isinstance(raised.value, EngineCrashed), "the error of rank 1, not of a rank that waited for it too long"
     assert site.lost
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farflung.protocol.broker import BrokerMachine
-from farflung.protocol.events import MemberJoined, Offer, RunRestored, WaitedEnough
+from farflung.protocol.events import MakePlan, MemberJoined, Offer, RunRestored, RunSubmitted, WaitedEnough
 
 
 def test_a_restored_run_waits_for_its_own_workers() -> None:
@@ -14,3 +14,13 @@ def test_a_restored_run_waits_for_its_own_workers() -> None:
     assert machine.absent(machine.runs["r"]) == ["b", "c"]
     machine.handle(WaitedEnough(run="r"))
     assert machine.absent(machine.runs["r"]) == []
+
+
+def test_a_restored_run_claims_no_worker_whose_owner_does_not_allow_it() -> None:
+    """The owner of ``a`` allows serving only, so the run that trained waits for others."""
+    machine = BrokerMachine()
+    machine.handle(RunRestored(run="old", workers=None, attempts=4, expected=2))
+    offer = Offer(memory=1.0, speed=1.0, only="serving")
+    machine.handle(MemberJoined(name="a", address="a", offer=offer))
+    commands = machine.handle(RunSubmitted(run="chat", workers=1, serves=True))
+    assert MakePlan(run="chat", members=("a",), attempt=1) in commands

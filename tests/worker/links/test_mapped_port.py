@@ -16,13 +16,15 @@ class Recorded:
     """A router; ``refuses``: each call of these methods fails."""
 
     address = "10.0.0.1"
+    outer = "9.9.9.9"
 
     def __init__(self, *refuses: str) -> None:
         self.refuses, self.calls = set(refuses), list[tuple[object, ...]]()
         self.renewed = threading.Event()
 
     def outer_host(self) -> str:
-        return "9.9.9.9"
+        self.calls.append(("host",))
+        return self.outer
 
     def map_port(self, inner: int, lease: int, outer: int = 0) -> int:
         self.calls.append(("map", inner, lease, outer))
@@ -43,7 +45,7 @@ def test_a_mapping_has_an_address_and_ends_with_the_worker() -> None:
     mapped = MappedPort(7100, lambda: router, said.append)
     assert mapped.address == "9.9.9.9:7200"
     mapped.close()
-    assert router.calls == [("map", 7100, 1200, 0), ("unmap", 7200)]
+    assert router.calls == [("host",), ("map", 7100, 1200, 0), ("unmap", 7200)]
     assert said == ["the router 10.0.0.1 forwards 9.9.9.9:7200 to port 7100 of this machine (UPnP) until this worker leaves"]
 
 
@@ -53,6 +55,22 @@ def test_a_mapping_is_renewed_at_the_same_port() -> None:
     assert router.renewed.wait(10.0)
     mapped.close()
     assert ("map", 7100, 1, 7200) in router.calls
+
+
+def test_a_changed_public_address_is_reported_once_and_used_from_then_on() -> None:
+    router, said = Recorded(), list[str]()
+    mapped = MappedPort(7100, lambda: router, said.append, lease=1)
+    router.outer = "8.8.8.8"
+    end = time.monotonic() + 10.0
+    while router.calls.count(("host",)) < 4 and time.monotonic() < end:
+        time.sleep(0.05)
+    mapped.close()
+    assert mapped.address == "8.8.8.8:7200"
+    _, line = said
+    assert line == (
+        "warning: the router's public address has changed: peers reach this worker at 8.8.8.8:7200, no longer at 9.9.9.9:7200. "
+        "The broker learns it when this worker joins again: restart farflung join"
+    )
 
 
 def test_a_renewal_that_fails_is_reported_once_and_tried_again() -> None:

@@ -12,7 +12,7 @@ from farflung.api.detached.run import DetachedRun, OnRecord, check_path
 from farflung.api.detached.table import RunStatus, RunTable
 from farflung.api.detached.weights import FetchedWeights
 from farflung.api.result import TrainResult
-from farflung.checkpoint import export_file, export_model
+from farflung.checkpoint import checkpoint_step, export_file, export_model
 from farflung.client.connection import Client
 from farflung.client.planned_run import PlannedRun
 from farflung.engines.base import Array
@@ -118,8 +118,9 @@ class Cluster:
     def wait(self, run: str, on_record: OnRecord | None = None) -> TrainResult:
         """Wait until ``run`` is over. ``on_record`` is called with each record, also with those from before this call.
 
-        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings. The result fetches the weights of
-        the newest checkpoint over this connection when they are first used. ``steps`` are those of the run.
+        The log ``farflung`` gets losses, recoveries and what the run waits for, as warnings, and a checkpoint that is older than
+        the last step. The result fetches the weights of the newest checkpoint over this connection when they are first used.
+        ``steps`` are those of the run.
 
         Raises:
             TrainingError: the run failed; the text is its cause.
@@ -149,7 +150,9 @@ class Cluster:
         raise InputError(f"the connection was closed before {run} was over: connect again")
 
     def _result(self, run: str, result: RunResult, plan: Plan | None, records: Sequence[Record]) -> TrainResult:
-        weights = self.weights(run)
+        weights, written = self.weights(run), checkpoint_step(result.checkpoint)
+        if written is not None and written != result.steps:
+            _LOG.warning("%s: its weights are those after step %s of %s, of its newest checkpoint", run, written, result.steps)
         steps = tuple(record for record in records if isinstance(record, StepRecord))
         return TrainResult(
             losses=tuple(record.loss for record in steps),

@@ -194,12 +194,12 @@ class AttemptPlanner:
             trusted, live.workers.distrusted = live.workers.distrusted, None
             copied = dict(live.workers.copied)
         newest = live.store.begin(attempt, trusted)
-        live.store.write_plan(planned.plan, planned.cluster.to_json())
+        written = live.store.write_plan(planned.plan, planned.cluster.to_json())
         start = Start.of(attempt, newest, live.first_source)
         if trusted is None:
             held = believable(self.retained.of_members(live), _reached(live))
             start = start.or_live(held, bundle.graph, planned.plan).with_hashes(copied)
-        self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices))
+        self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices), plan=written)
         if live.progress is not None:
             live.progress.settle(start.step, chain.from_iterable(live.workers.step_reports.values()))
             live.progress.close()

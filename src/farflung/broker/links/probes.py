@@ -5,6 +5,7 @@ A direction whose probe was unsteady (its fastest and slowest fifth differ) is p
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,8 +29,11 @@ _FEW = 16
 #: Seconds that a worker has for a probe.
 _PATIENCE = 60.0
 
-#: Makes the command by which the first member measures its link to the second one.
-MakeProbe = Callable[[str, str], commands.Probe]
+#: Makes the command, with the number of the question, by which the first member measures its link to the second one.
+MakeProbe = Callable[[str, str, int], commands.Probe]
+
+#: The number of a question, and its answer.
+_Asked = tuple[int, Future[Probe]]
 
 
 class LinkProbes:
@@ -41,7 +45,9 @@ class LinkProbes:
         self._one = threading.Lock()
         self._command: MakeProbe | None = None
         self._guard = threading.Lock()
-        self._waiting: dict[tuple[str, str], Future[Probe]] = {}
+        #: question -> who measures the link to whom, and the answer
+        self._waiting: dict[int, tuple[tuple[str, str], Future[Probe]]] = {}
+        self._questions = itertools.count(1)
         #: Of the current measurement: the best figures, and the spread of the newest probe.
         self._found: dict[tuple[str, str], LinkFigures] = {}
         self._spreads: dict[tuple[str, str], float] = {}
@@ -72,35 +78,37 @@ class LinkProbes:
                 self._waiting.clear()  # a watcher may have left in the middle: nobody reads these answers
             self._one.release()
 
-    def answer(self, name: str, peer: str, found: Probe | FarflungError) -> None:
-        """Take the result of the probe from the worker ``name`` to ``peer``."""
+    def answer(self, name: str, question: int, found: Probe | FarflungError) -> None:
+        """Take what the worker ``name`` answers to ``question``."""
         with self._guard:
-            waiting = self._waiting.pop((name, peer), None)
-        if waiting is not None:
-            if isinstance(found, Probe):
-                waiting.set_result(found)
-            else:
-                waiting.set_exception(found)
+            (asked, _), waiting = self._waiting.get(question, (("", ""), None))
+            if asked != name or waiting is None:
+                return  # too late, or from another worker
+            del self._waiting[question]
+        if isinstance(found, Probe):
+            waiting.set_result(found)
+        else:
+            waiting.set_exception(found)
 
     def asks(self, name: str) -> bool:
         """Return whether ``name`` takes part in a probe now."""
         with self._guard:
-            return any(name in direction for direction in self._waiting)
+            return any(name in direction for direction, _ in self._waiting.values())
 
     def lost(self, name: str) -> None:
         """Do not wait for ``name`` any more."""
         with self._guard:
-            keys = [key for key in self._waiting if name in key]
-        for source, target in keys:
-            self.answer(source, target, ConnectionLost(f"worker {name} is gone"))
+            asked = [(source, number) for number, ((source, target), _) in self._waiting.items() if name in (source, target)]
+        for source, question in asked:
+            self.answer(source, question, ConnectionLost(f"worker {name} is gone"))
 
     def _rounds(self, rounds: Sequence[Sequence[tuple[str, str]]], addresses: dict[str, str]) -> Iterator[Message]:
         for index, pairs in enumerate(rounds, start=1):
             yield ProbeRound(number=index, of=len(rounds), pairs=tuple(pairs))
             for directions in (pairs, [(b, a) for a, b in pairs]):
                 asked = [(one, self._ask(*one, addresses)) for one in directions]
-                for (source, target), future in asked:
-                    yield self._store(source, target, future)
+                for (source, target), one in asked:
+                    yield self._store(source, target, one)
 
     def _again(self, addresses: dict[str, str]) -> Iterator[Message]:
         """Probe unsteady directions once more, as many disjoint ones at once as there are."""
@@ -114,14 +122,14 @@ class LinkProbes:
                     busy |= set(direction)
             left = [direction for direction in left if direction not in disjoint]
             asked = [(direction, self._ask(*direction, addresses)) for direction in disjoint]
-            for (source, target), future in asked:
-                found = self._store(source, target, future)
+            for (source, target), one in asked:
+                found = self._store(source, target, one)
                 if isinstance(found, LinkFound):
                     yield found
 
-    def _store(self, source: str, target: str, future: Future[Probe]) -> LinkFound | Unreachable:
+    def _store(self, source: str, target: str, asked: _Asked) -> LinkFound | Unreachable:
         try:
-            found = self._result(source, target, future)
+            found = self._result(*asked)
         except (FarflungError, TimeoutError) as error:
             return Unreachable(source=source, to=target, cause=str(error) or "no answer in time")
         before = self._found.get((source, target), found)
@@ -142,11 +150,11 @@ class LinkProbes:
         """Probe two directions at once from each device: do they share an up-link? ``partners``: to whom it may send."""
         for triples in star_rounds(list(addresses), partners):
             asked = [(first, (b, c), [self._ask(first, other, addresses) for other in (b, c)]) for first, b, c in triples]
-            for first, others, futures in asked:
+            for first, others, two in asked:
                 alone = [self.table.get(first, other) for other in others]
                 shared = any(figures is not None and figures.relay for figures in alone)
                 try:
-                    results = [self._result(first, other, future) for other, future in zip(others, futures, strict=True)]
+                    results = [self._result(*one) for one in two]
                 except (FarflungError, TimeoutError):
                     continue
                 if shared:  # two routes through one relay share the path to it, which is no up-link
@@ -159,8 +167,8 @@ class LinkProbes:
                 if cap is not None:
                     yield UplinkFound(name=first, rate=cap)
 
-    def _result(self, source: str, target: str, future: Future[Probe]) -> Probe:
-        """Wait for the probe from ``source`` to ``target``; a late answer finds nobody who waits.
+    def _result(self, question: int, future: Future[Probe]) -> Probe:
+        """Wait for the answer to ``question``; a late answer finds nobody who waits.
 
         Raises:
             FarflungError: the probe failed.
@@ -170,13 +178,12 @@ class LinkProbes:
             return future.result(_PATIENCE)
         finally:
             with self._guard:
-                if self._waiting.get((source, target)) is future:
-                    del self._waiting[source, target]
+                self._waiting.pop(question, None)
 
-    def _ask(self, source: str, target: str, addresses: dict[str, str]) -> Future[Probe]:
-        future: Future[Probe] = Future()
+    def _ask(self, source: str, target: str, addresses: dict[str, str]) -> _Asked:
+        asked: _Asked = next(self._questions), Future()
         with self._guard:
-            self._waiting[source, target] = future
-        plain = commands.Probe(peer=target, address=addresses[target])
-        self._send(source, plain if self._command is None else self._command(source, target))
-        return future
+            self._waiting[asked[0]] = (source, target), asked[1]
+        plain = commands.Probe(question=asked[0], peer=target, address=addresses[target])
+        self._send(source, plain if self._command is None else self._command(source, target, asked[0]))
+        return asked

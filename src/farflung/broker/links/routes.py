@@ -49,14 +49,14 @@ class Routes:
                 through[peer] = list(found.items())
         return Meet(addresses=addresses, relays=routes_of(through))
 
-    def probe(self, topology: Topology, name: str, peer: str) -> Probe:
+    def probe(self, topology: Topology, name: str, peer: str, question: int) -> Probe:
         """Return the command by which ``name`` measures its link to ``peer``, which is notified: only peers get its answers."""
         with self._lock:
             members = self._machine.members
             route = self.to_peers(topology, name, {peer: members[peer].address})
             back = self.to_peers(topology, peer, {name: members[name].address})
         self._send(peer, back)
-        return Probe(peer=peer, address=route.addresses[peer], relays=route.relays)
+        return Probe(question=question, peer=peer, address=route.addresses[peer], relays=route.relays)
 
     def introduce(self, name: str, routes: Meet, topology: Topology) -> None:
         """Notify the members that ``name`` reaches through relays."""

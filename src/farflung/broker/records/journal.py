@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS snapshot (place INTEGER PRIMARY KEY, run TEXT NOT NUL
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournaledRun:
     """What the journal knows of a run. ``attempts``: how many plans it has had; ``devices``: workers of the last plan.
+    ``plan``: the SHA-256 of its document, which is on disk a moment before the journal says so (empty: an older journal).
 
     ``outcome`` is empty while the run is not over; ``kind``: the class of the error that ended it. ``stopping``: a stop was
     requested.
@@ -40,6 +41,7 @@ class JournaledRun:
     submitter: str = ""
     attempts: int = 0
     devices: int = 0
+    plan: str = ""
     outcome: str = ""
     kind: str = ""
     stopping: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -88,10 +89,12 @@ class RunStore:
             self._write(self.root / "notes.json", json.dumps(dict(bundle.notes), indent=1))
         ModelFiles(self.root).write(bundle.files)
 
-    def write_plan(self, plan: Plan, topology: str) -> None:
-        """Write the plan and the topology for which it was made."""
-        self._write(self.folder.plan, plan_to_json(plan))
+    def write_plan(self, plan: Plan, topology: str) -> str:
+        """Write the plan and the topology for which it was made. Return the SHA-256 of the plan's document."""
+        document = plan_to_json(plan)
+        self._write(self.folder.plan, document)
         self._write(self.folder.topology, topology)
+        return hashlib.sha256(document.encode()).hexdigest()
 
     def add_trace(self, name: str, told: tuple[ProcessTrace, bool]) -> str:
         """Store spans of the worker ``name``: the first ``_MAX_SPANS``; the rest is only counted.

@@ -48,7 +48,9 @@ def idle_reason(member: Member, runs: Sequence[RunFacts]) -> str:
     if waiting is not None:
         return f"{waiting.run} waits for {counted(waiting.needs, 'idle worker')}"
     training = next((one for one in reversed(runs) if one.trains), None)
-    return "waiting for a job" if training is None else _unused_by(member, training)
+    if training is None:
+        return f"waiting for a job (join --only {member.offer.only})" if member.offer.only else "waiting for a job"
+    return _unused_by(member, training)
 
 
 def _unused_by(member: Member, run: RunFacts) -> str:

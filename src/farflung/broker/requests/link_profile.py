@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class LinkProfile:
         addresses = [(member.name, member.address) for member in members]
         try:
             regions = {member.name: member.offer.region for member in members}
-            yield from network.probes.run(addresses, lambda name, peer: network.routes.probe(plain, name, peer), regions)
+            yield from network.probes.run(addresses, partial(network.routes.probe, plain), regions)
         finally:
             network.relays.assign(_PROFILE, None, ())
         found = network.table.topology(devices, apart=plain.via)

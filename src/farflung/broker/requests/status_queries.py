@@ -37,17 +37,23 @@ __all__ = ["StatusQueries"]
 
 #: The most runs, and the most members, in one answer.
 _PAGE = 500
+#: Idle workers that may not have a waiting run: so many are named.
+_NAMED = 8
 _clock = MonotonicClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunCopy:
-    """``ahead``: runs that wait for workers and were submitted before it. ``absent``: workers that it expects back."""
+    """``ahead``: runs that wait for workers and were submitted before it. ``absent``: workers that it expects back.
+
+    ``barred``: some of the idle workers whose owners do not allow a run of this kind, while it waits.
+    """
 
     live: LiveRun
     run: Run
     ahead: int
     absent: list[str]
+    barred: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +146,14 @@ class StatusQueries:
             listed = [live for live in self.runs.all() if live.run in machine.runs]
             waiting = machine.waiting()
             ahead = {run.run: place for place, run in enumerate(waiting)}
+            barred = {serves: machine.barred(serves=serves)[:_NAMED] for serves in (False, True)}
             runs = [
                 _RunCopy(
                     live=live,
                     run=replace(machine.runs[live.run]),
                     ahead=ahead.get(live.run, 0),
                     absent=machine.absent(machine.runs[live.run]),
+                    barred=barred[machine.runs[live.run].serves] if live.run in ahead else [],
                 )
                 for live in listed[skip : skip + _PAGE]
             ]
@@ -180,7 +188,8 @@ class StatusQueries:
         may_wait = waiting if member.ready else ()  # no run may take the others, however many wait
         first = next((run for run in may_wait if machine.may_take(run.run, member, restored)), None)
         found = []
-        for run in [*([] if first is None else [first]), *training]:
+        allowed = [run for run in training if run.allowed_by(member)]
+        for run in [*([] if first is None else [first]), *allowed]:
             live = self.runs.find(run.run)
             if live is not None:
                 facts = RunFacts(
@@ -237,7 +246,7 @@ class StatusQueries:
             slow=self.stragglers.slow(one.live.run),
             checkpoint=one.live.store.newest_checkpoint(),
             now=_clock.now(),
-        ) | {"absent": one.absent}
+        ) | {"absent": one.absent, "barred": one.barred}
 
     def log(self, call: Call, request: LogRequest) -> LogAnswer:
         """Return lines of the log of a run, of a worker, or of the broker (``name`` is empty)."""

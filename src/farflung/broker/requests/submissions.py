@@ -100,8 +100,9 @@ class Submissions:
             yield Checking(source=live.job.checkpoint.resume)
         state = self.begin(live, write)
         with self.runs.changed:
-            run = self.runs.machine.runs[bundle.run]
-            free = [run.plans_for(member) for member in self.runs.machine.members.values() if member.run is None]
+            machine = self.runs.machine
+            run = machine.runs[bundle.run]
+            free = [run.plans_for(one) for one in machine.members.values() if one.run is None and machine.may_take(run.run, one)]
         idle = sum(free)
         yield Submitted(
             run=bundle.run, state=state, folder=str(root), needs=bundle.job.workers or 1, idle=idle, helpers=len(free) - idle

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.control import Done, EngineCall
 from farflung.engines.isolated.engine import IsolatedEngine, start_compute
 from farflung.engines.isolated.process import Deadlines, Zygote
-from farflung.engines.site.rank import RankEngine, wait_for_all
+from farflung.engines.site.rank import Pending, RankEngine, wait_for_all
 from farflung.engines.site.runner import SiteRunner
 from farflung.errors import InputError, WireError
 from farflung.graph.cut import SubGraph
@@ -33,6 +34,8 @@ class SiteAttempt:
         compute = start_compute(zygote, memory // ranks, accelerator=accelerator, deadlines=deadlines, ranks=ranks)
         self._compute, self._version, self._devices = compute, zygote.version, tuple(devices)
         self.ranks = tuple(RankEngine(compute, zygote.version, rank) for rank in range(ranks))
+        #: See ``SiteRunner``.
+        self._together: list[Pending[Any]] = []
         self._ask_all(
             lambda rank: EngineCall(method="connect", numbers=(rank,), names=self._devices), "the connection of the ranks"
         )
@@ -86,7 +89,7 @@ class SiteAttempt:
         for rank, (engine, device) in enumerate(zip(self.ranks, self._devices, strict=True)):
             of_rank = None if share is None else share.stages[rank].runner
             stages.append(engine.runner(engine.open(subgraph, replace(settings, device=device), of_rank)))
-        return SiteRunner(stages, subgraph, settings, share)
+        return SiteRunner(stages, subgraph, settings, share, self._together)
 
     def verify(self, graph: Graph) -> None:
         """See ``Engine``."""

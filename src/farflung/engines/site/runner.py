@@ -46,16 +46,22 @@ class SiteRunner:
     """See ``StageRunner``. Not thread-safe, as any runner."""
 
     def __init__(
-        self, stages: Sequence[RankStage], subgraph: SubGraph, settings: EngineSettings, share: SiteRunner | None
+        self,
+        stages: Sequence[RankStage],
+        subgraph: SubGraph,
+        settings: EngineSettings,
+        share: SiteRunner | None,
+        together: list[Pending[Any]],
     ) -> None:
-        """``stages``: of the ranks, in their order."""
+        """``stages``: of the ranks, in their order. ``together``: the forwards or backwards that were begun together, with the
+        ranks that only assist. All runners of a site share this list: any of them may be discarded first.
+        """
         self.subgraph, self.stages = subgraph, tuple(stages)
         self._settings = settings
         self._owner: Mapping[str, int] = owners(subgraph, settings, len(stages)) if share is None else share._owner
         #: Whether each rank has a part of the parameters only. Then all ranks take part in each forward and backward.
         self.sharded: bool = settings.sharded if share is None else share.sharded
-        #: The forwards or backwards that were begun together, with the ranks that only assist.
-        self._together: list[Pending[Any]] = []
+        self._together = together
         #: How many micro-batches compute at the same time. Forwards that change states come one after the other.
         own = set(subgraph.positions)
         changes = any(subgraph.graph.position[value.op] in own for _, value in subgraph.graph.state_updates)
@@ -86,11 +92,12 @@ class SiteRunner:
         """Let the ranks that compute nothing send and receive parameters with those that do; ``computing``: by rank."""
         if self.sharded:
             ranks = enumerate(self.stages)
-            self._together = [computing[rank] if rank in computing else stage.begin_call(method) for rank, stage in ranks]
+            self._together[:] = [computing[rank] if rank in computing else stage.begin_call(method) for rank, stage in ranks]
 
     def _wait_together(self) -> None:
         """Wait for all ranks where they wait for each other: an error of one ends the site."""
-        together, self._together = self._together, []
+        together = self._together.copy()
+        self._together.clear()
         wait_for_all(together, [stage.attempt for stage in self.stages], "a block's parameters")
 
     def begin_weights(self, keys: Sequence[MicroBatch]) -> None:
@@ -206,7 +213,8 @@ class SiteRunner:
         self._everywhere("update", make)
 
     def discard(self) -> None:
-        """See ``StageRunner``."""
+        """See ``StageRunner``. Ranks that wait for each other are awaited together: if one has failed, the site ends."""
+        self._wait_together()
         self._sum.folds.clear()
         self._sum.ranks.clear()
         self._forwards.clear()

@@ -13,6 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
+from farflung.frontends.torch.values.known_values import is_indefinite
+
 __all__ = ["KnownNumbers"]
 
 #: Elements of a tensor whose values are computed.
@@ -40,9 +42,8 @@ class KnownNumbers:
                 self._values.pop(_storage(item), None)
             return
         known = [self._find(item) for item in given]
-        draws = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
         fakes = all(isinstance(item, FakeTensor) and item.numel() <= _MOST and item.device.type == "cpu" for item in results)
-        if draws or not results or not fakes or any(one is None for one in known):
+        if is_indefinite(func) or not results or not fakes or any(one is None for one in known):
             return
         values = iter(known)
         new_args, new_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(values), (tuple(args), dict(kwargs)))

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from farflung.telemetry.log_file import LogPart
 from farflung.web.pages.actions import continue_run, stop_run
 from farflung.web.pages.page import View
 from farflung.web.pages.run_charts import RunChart, column, per_second, smooth
@@ -82,6 +81,7 @@ class _RunPage:
             self._make_tables()
             self._make_texts()
         self._step = -1
+        self._log_tail = run.log(_EVENT_LINES)
 
     def _actions(self) -> None:
         run, view = self._name, self._view
@@ -183,13 +183,13 @@ class _RunPage:
         self._checkpoints.show(
             checkpoint_table(rows, f"/export/{quote(self._name)}" if self._view.may_export(self._name) else "")
         )
-        self._events.set_content(timeline(run_events(log.lines)))
-        self._log.set_content(cell("\n".join(log.lines[-_LOG_LINES:])))
+        self._events.set_content(timeline(run_events(log)))
+        self._log.set_content(cell("\n".join(log[-_LOG_LINES:])))
         if drawn is not None and drawn[0] != self._step:
             self._step, picture = drawn
             self._chart.set_content(picture.replace("@media (prefers-color-scheme:dark){", "body.body--dark{"))
 
-    def _read(self) -> tuple[list[CheckpointRow], LogPart, tuple[int, str] | None]:
+    def _read(self) -> tuple[list[CheckpointRow], list[str], tuple[int, str] | None]:
         run = self._run
         drawn = None if run.plan is None else last_step_chart(run.folder.events, run.plan)
-        return list(checkpoint_rows(run.folder.root)), run.log(_EVENT_LINES), drawn
+        return list(checkpoint_rows(run.folder.root)), self._log_tail.read(), drawn

@@ -15,7 +15,7 @@ from farflung.job import JobSpec
 from farflung.job import from_json as read_job
 from farflung.plan import Plan
 from farflung.telemetry import RunFolder, RunResult, StepRecord
-from farflung.telemetry.log_file import LogPart, read_last
+from farflung.telemetry.log_file import LogTail
 from farflung.telemetry.records import read_record
 from farflung.web.sources.run_series import RunSeries
 
@@ -124,9 +124,9 @@ class LiveRun:
         except (OSError, UnicodeDecodeError, FarflungError):
             return None
 
-    def log(self, lines: int) -> LogPart:
-        """The last ``lines`` of the run's log."""
-        return read_last(self.folder.root / "run.log", lines)
+    def log(self, lines: int) -> LogTail:
+        """The last ``lines`` of the run's log, for one reader."""
+        return LogTail(self.folder.root / "run.log", lines)
 
 
 def _last_loss(folder: RunFolder) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from farflung.errors import ConnectionLost
@@ -84,11 +85,23 @@ class MappedPort:
                 if not failed:
                     self._log(f"warning: the mapping of {self.address} was not renewed and may end: {error}")
                 failed = True
+                continue
+            with suppress(ConnectionLost):  # the next renewal asks again
+                self._follow(host_and_port(router.outer_host(), outer))
         try:
             router.unmap_port(outer)
         except ConnectionLost as error:
             end = f"it ends in {self._lease} s, or never if the router has no mappings that end"
             self._log(Detail(f"the router did not remove the mapping of {self.address}: {end} ({error})"))
+
+    def _follow(self, address: str) -> None:
+        """The router has this public ``address`` now: peers that have the former one can't dial this worker any more."""
+        before, self.address = self.address, address
+        if address != before:
+            self._log(
+                f"warning: the router's public address has changed: peers reach this worker at {address}, no longer at {before}. "
+                "The broker learns it when this worker joins again: restart farflung join"
+            )
 
 
 def mapped_port(options: WorkerOptions, address: str, log: Callable[[str], None]) -> MappedPort | None:
