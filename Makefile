@@ -82,8 +82,9 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# PYTHONDONTWRITEBYTECODE is unset: the tests start hundreds of programs, and each would compile all sources again.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile=gate
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile=gate
 
 format: env
 	$(BIN)/ruff check --fix .

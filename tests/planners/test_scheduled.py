@@ -19,10 +19,10 @@ ROWS, WIDTH, STAGES = 64, 64, 4
 FLOPS = 2 * ROWS * WIDTH * WIDTH * 3  # of a stage's forward and backward
 
 
-def graph():
+def graph(layers=STAGES):
     builder = GraphBuilder("chain")
     value = builder.input("x", "float32", (ROWS, WIDTH))
-    for i in range(STAGES):
+    for i in range(layers):
         value = builder.add(f"fc{i}", "Linear", value, in_features=WIDTH, out_features=WIDTH)
     builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, WIDTH)))
     return builder.build()
@@ -134,19 +134,13 @@ def test_a_site_that_cannot_hold_the_stage_on_each_rank_is_refused():
 
 
 ROOM = 1e9
-LAYERS = 6 * STAGES
 #: Bytes of a layer's weights.
 WEIGHTS = WIDTH * (WIDTH + 1) * 4
 
 
 def deep():
     """Six layers for each device: AdamW's states of a stage are more than what an update has in memory of them."""
-    builder = GraphBuilder("deep")
-    value = builder.input("x", "float32", (ROWS, WIDTH))
-    for i in range(LAYERS):
-        value = builder.add(f"fc{i}", "Linear", value, in_features=WIDTH, out_features=WIDTH)
-    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, WIDTH)))
-    return builder.build()
+    return graph(6 * STAGES)
 
 
 def offering(memory, disk=ROOM, rate=1e6, count=STAGES):

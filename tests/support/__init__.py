@@ -11,6 +11,7 @@ Models and engines:
 ``engine_drive``           runs the stages of a cut one after the other
 ``interpreted_kernels``    tensors for selection kernels
 ``zoo``                    the models that capture must support
+``captured_models``        built-in models that are captured once
 ``keyed``, ``replay``      reference executions of a graph and of its initializers
 ``small_nets``             a small network in NumPy, and groups of replicas that train it
 ``layer_time_instances``   layer times to schedule, and the obvious solutions
@@ -27,6 +28,7 @@ Runs, from one process to many:
 ``played_runs``            a submitted bundle, followed to its end
 ``worker_deaths``          ways to lose a worker or a link in mid step
 ``resumed_runs``           the second half of a run
+``model_exports``          runs of models of other libraries, and their export
 ``helped_runs``            runs with helpers
 ``thread_table``           the table of threads in the documentation
 ``patient_cluster``        processes whose broker expires leases late

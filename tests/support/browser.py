@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-__all__ = ["Visitor", "axe_script", "chromium", "launched", "visiting"]
+__all__ = ["Visitor", "axe_script", "chromium", "launched", "serious_problems", "visiting"]
 
 PATIENCE = 60_000
 
@@ -38,6 +38,13 @@ def axe_script() -> str:
         pytest.skip("axe-playwright-python is not installed")
     (path,) = glob.glob(f"{place.submodule_search_locations[0]}/**/axe.min.js", recursive=True)
     return Path(path).read_text(encoding="utf-8")
+
+
+def serious_problems(page: Any, script: str) -> list[Any]:
+    """What axe-core finds on the page that a person cannot get around; ``script``: of ``axe_script``."""
+    page.evaluate(script)
+    found = page.evaluate("axe.run()")
+    return [(one["id"], one["nodes"]) for one in found["violations"] if one["impact"] in ("serious", "critical")]
 
 
 class Visitor:

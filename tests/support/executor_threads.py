@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,17 @@ class Case:
 
     def graphs(self) -> dict[int, Graph]:
         sizes = self.job.micro_batch_sizes
-        found = {}
-        for size in sorted(set(sizes), reverse=True):
-            found[size] = freeze(capture(self.make(), self.batches(-1, sizes.index(size))), self.job)
-        return found
+        return {size: freeze(self.captured(sizes.index(size)), self.job) for size in sorted(set(sizes), reverse=True)}
+
+    def captured(self, index: int, mode: str = "train") -> Graph:
+        """The graph for micro-batch ``index``."""
+        return _captured(self.make, tuple((tuple(x.shape), x.dtype) for x in self.batches(-1, index)), mode)
+
+
+@lru_cache(maxsize=256)
+def _captured(make: Callable[[], nn.Module], inputs: tuple[tuple[tuple[int, ...], torch.dtype], ...], mode: str) -> Graph:
+    """Each module is captured once for all tests of a process: a capture takes longer than a run of a few steps."""
+    return capture(make(), tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in inputs), mode=mode)
 
 
 def hand_plan(case: Case, graph: Graph) -> Plan:
@@ -227,7 +235,7 @@ def run_threads(case: Case) -> Ran:
     graphs = case.graphs()
     graph = graphs[max(graphs)]
     module = case.make()
-    evaluation = capture(case.make(), case.batches(-1, 0), mode="eval") if case.evaluation else None
+    evaluation = case.captured(0, "eval") if case.evaluation else None
     plan = hand_plan(case, graph)
     bundle = Bundle(run="run", job=case.job, graphs=graphs, eval_graph=evaluation)
     ran = Ran(plan=plan, store=None if case.root is None else RunStore(case.root))

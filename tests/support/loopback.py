@@ -66,7 +66,10 @@ def captured(job: JobSpec, base: Path) -> Bundle:
     groups = [group for group in job.optimizer.groups if group.frozen]
     forms = (job.evaluate.batches > 0, job.generate.tokens > 0, set(job.micro_batch_sizes), groups)
     assert job.model is not None
-    key = f"{job.model.model_dump_json()} {job.weights.model_dump_json(exclude_unset=True)} {forms} {base}"
+    # files of the submitter that a bundle is made of lie below the folder
+    own = (":" in job.model.recipe, "folder" in job.model.args, job.weights.path, job.data.tokenizer not in ("bytes", "chars"))
+    place = base if any(own) else None
+    key = f"{job.model.model_dump_json()} {job.weights.model_dump_json(exclude_unset=True)} {forms} {place}"
     if key not in _captured:
         _captured[key] = bundle_job(job, base=base)
     found = _captured[key]  # where the first weights come from is known after the capture

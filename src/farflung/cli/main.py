@@ -46,7 +46,7 @@ def host() -> None:
     """Read a request of `farflung up` from the standard input, and answer it."""
     from farflung.cli.cluster.host import serve_request
 
-    serve_request()
+    serve_request(main)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 from farflung.broker.attempts import attempt_deadlines
 from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines, DeadlineSettings
 from farflung.broker.live_run import WaitingWorker, WorkerFacts
+from farflung.clock import monotonic
 from farflung.engines.base import Array
 from farflung.messages.calls import ShardUpload
 from farflung.protocol.broker import RunState
@@ -29,10 +30,35 @@ from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.data_feed import FileFeed
 from farflung.worker.training_run import TrainingRun
 from tests.support.loopback import Loopback, text_job
+from tests.support.quiet import until
 from tests.support.watched_runs import watched
 
 #: Long enough for what an honest worker does on a busy machine, and soon over.
-SHORT = DeadlineSettings(prepare=8.0, step=8.0, drop=4.0, times=2.0)
+SHORT = DeadlineSettings(prepare=60.0, step=60.0, drop=60.0, exchange=60.0, times=2.0)
+
+
+class _Time:
+    """The time of a broker's deadlines. It passes quickly while the broker waits for the worker that hangs alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead = 0.0
+        monkeypatch.setattr(attempt_deadlines, "monotonic", lambda: monotonic() + self._ahead)
+
+    def passes(self, waits: Callable[[], bool]) -> None:
+        """Wait until the broker ``waits``, and then until it has waited for long enough."""
+        until(waits)
+
+        def over() -> bool:
+            self._ahead += 1.0
+            return not waits()
+
+        until(over)
+
+
+def _waits(cluster: Loopback, run: str, state: RunState, **facts: object) -> bool:
+    """Whether the first attempt of ``run`` is in ``state`` and has these attributes."""
+    found = cluster.broker.runs.machine.runs[run]
+    return found.attempts == 1 and found.state is state and all(getattr(found, name) == value for name, value in facts.items())
 
 
 def _texts(cluster: Loopback, run: str) -> list[str]:
@@ -46,7 +72,7 @@ def _texts(cluster: Loopback, run: str) -> list[str]:
 def test_a_worker_that_never_prepares_is_left_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends heartbeats all the time."""
     monkeypatch.setattr(attempt_deadlines, "_SETTINGS", SHORT)
-    over, main = threading.Event(), TrainingRun._main
+    over, main, time = threading.Event(), TrainingRun._main, _Time(monkeypatch)
 
     def hang(part: TrainingRun) -> None:
         assert part._command is not None
@@ -59,6 +85,7 @@ def test_a_worker_that_never_prepares_is_left_out(home: Path, monkeypatch: pytes
     with Loopback(home, 2) as cluster:
         try:
             bundle, _ = cluster.submit(text_job(steps=2))
+            time.passes(lambda: _waits(cluster, bundle.run, RunState.PREPARING, prepared={"a"}))
             texts = _texts(cluster, bundle.run)
         finally:
             over.set()
@@ -142,17 +169,20 @@ def test_nobody_is_late_while_the_run_makes_steps() -> None:
 def test_a_worker_whose_forward_hangs_is_left_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All workers wait for it, and it does not leave the attempt."""
     monkeypatch.setattr(attempt_deadlines, "_SETTINGS", SHORT)
-    over = threading.Event()
+    over, hangs, time = threading.Event(), threading.Event(), _Time(monkeypatch)
 
     def hang(name: str, facts: object) -> None:
         if name == "worker.before_forward" and threading.current_thread().name.startswith("compute-"):
             assert isinstance(facts, dict)
             if facts["device"] == "b" and facts["step"] == 1:
+                hangs.set()
                 over.wait()
 
     with Loopback(home, 2) as cluster, injecting(hang):
         try:
             bundle, _ = cluster.submit(text_job(steps=4))
+            time.passes(lambda: hangs.is_set() and _waits(cluster, bundle.run, RunState.RUNNING))
+            time.passes(lambda: _waits(cluster, bundle.run, RunState.WAITING, awaited={"b"}))
             texts = _texts(cluster, bundle.run)
         finally:
             over.set()
@@ -215,8 +245,8 @@ def test_a_worker_that_sends_nothing_is_named_though_it_leaves_attempts_in_time(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It claims to compute, and drops each attempt as an honest worker does."""
-    monkeypatch.setattr(attempt_deadlines, "_SETTINGS", replace(SHORT, step=200.0, exchange=4.0, times=0.0))
-    gone: set[str] = set()
+    monkeypatch.setattr(attempt_deadlines, "_SETTINGS", replace(SHORT, step=2000.0, times=0.0))
+    gone, time = set[str](), _Time(monkeypatch)
     computed = ready_loop._compute
 
     def withhold(source: ready_loop.ActionSource, action: Action, context: StepContext) -> None:
@@ -229,8 +259,10 @@ def test_a_worker_that_sends_nothing_is_named_though_it_leaves_attempts_in_time(
     monkeypatch.setattr(control_session, "BEATS", 120)  # every second
     with Loopback(home, 2) as cluster:
         bundle, _ = cluster.submit(text_job(steps=4))
+        (live,) = cluster.broker.runs.all()
+        time.passes(lambda: "a" in live.workers.waits)
         texts = _texts(cluster, bundle.run)
-    said = "worker b is planned last, since it did not send within 4.00 s what worker a waits for"
+    said = "worker b is planned last, since it did not send within 1 min 0 s what worker a waits for"
     assert any(text.startswith(said) for text in texts), texts
 
 

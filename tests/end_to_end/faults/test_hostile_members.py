@@ -20,6 +20,7 @@ from tests.support.replica_cases import knot
 from tests.support.strategy_cases import straight
 
 SIZES = [64] * 5
+STEPS = 30
 #: Five pipelines of two stages.
 GRID = {
     0: [(name, range(i, i + 1)) for i, name in enumerate("abcde")],
@@ -39,7 +40,7 @@ def lesson(step: int, index: int) -> tuple[Tensor, Tensor]:
 def case_of(rule: str = "trimmed_mean", *, stages: int = 2, **changes: Any) -> Case:
     settings = {"rule": rule, "faulty": 1}
     document = {
-        "steps": 60,
+        "steps": STEPS,
         "micro_batch_sizes": SIZES,
         "optimizer": {"name": "sgd", "lr": 0.5},
         "plan": {"replicas": 5},
@@ -112,7 +113,7 @@ def test_an_overflow_of_a_whole_pipeline_is_tolerated_and_its_origin_is_known(in
     ran = run_threads(spoilt_input(case_of(), index))
     origin, last = "abcde"[index], "fghij"[index]
     reports: list[StepReport] = ran.reports
-    assert len(reports) == 60
+    assert len(reports) == STEPS
     for report in reports:
         assert {origin, last} >= report.excluded != frozenset()
         assert report.loss is not None

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from farflung.checkpoint import Weights
-from farflung.cli.main import main
 from farflung.errors import CheckpointError, InputError
 from farflung.frontends.recipes import load_recipe
 from farflung.job import JobSpec
-from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
+from tests.support.loopback import Loopback, text_job
+from tests.support.model_exports import exported, trained
 from tests.support.model_folders import FOLDERS, save_arrays, save_model
 
 GPT2 = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 64, "n_positions": 32}
@@ -45,13 +45,6 @@ def first_values(job: JobSpec, folder: Path) -> dict[str, np.ndarray]:
     return {name: weights.read(source) for name, source in sources.items()}
 
 
-def export(finished: Finished, out: Path, option: str) -> Path:
-    with pytest.raises(SystemExit) as over:
-        main(["checkpoint", "export", str(finished.folder), str(out), option])
-    assert not over.value.code
-    return out
-
-
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(input_ids=torch.arange(24).reshape(2, 12)).logits
@@ -68,20 +61,15 @@ def test_adapters_equal_a_plain_loop(tmp_path: Path, kind: str) -> None:
     before = save_model("causal", tmp_path / "model")
     save_arrays("causal", tmp_path / "arrays")
     job = adapted_job(tmp_path, kind)
-    with Loopback(tmp_path, 2) as cluster:
-        finished = cluster.run(job)
-    assert finished.result.status == "finished", finished.result.cause
-    assert len(set(finished.devices)) == 2
-    module, truth = plainly(job, tmp_path, first_values(job, tmp_path / "model"))
-    assert same(truth.states, states_of(finished)) == []
-    trained = {name.partition("/")[2] for name in finished.reader().manifest.optimizer}
-    assert trained
-    assert all(".lora_" in name for name in trained)
+    finished, module = trained(job, tmp_path, first_values(job, tmp_path / "model"))
+    names = {name.partition("/")[2] for name in finished.reader().manifest.optimizer}
+    assert names
+    assert all(".lora_" in name for name in names)
 
-    merged = LlamaForCausalLM.from_pretrained(export(finished, tmp_path / "whole", "--pretrained"))
+    merged = LlamaForCausalLM.from_pretrained(exported(finished, tmp_path / "whole"))
     assert not torch.allclose(logits(merged), logits(before), atol=1e-4)
     torch.testing.assert_close(logits(merged), logits(module), atol=1e-5, rtol=1e-4)
-    alone = export(finished, tmp_path / "alone", "--adapters")
+    alone = exported(finished, tmp_path / "alone", "--adapters")
     if "quantize" not in KINDS[kind]:
         found = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(tmp_path / "model"), alone)
         torch.testing.assert_close(logits(found), logits(module), atol=1e-5, rtol=1e-4)
@@ -95,12 +83,8 @@ def test_layers_that_store_the_transposed_weight(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(**GPT2)).save_pretrained(tmp_path / "model")
     save_arrays("causal", tmp_path / "arrays")
     job = adapted_job(tmp_path, "dora-nf4", args={"lora_targets": "c_attn,c_fc"})
-    with Loopback(tmp_path, 2) as cluster:
-        finished = cluster.run(job)
-    assert finished.result.status == "finished", finished.result.cause
-    module, truth = plainly(job, tmp_path, first_values(job, tmp_path / "model"))
-    assert same(truth.states, states_of(finished)) == []
-    merged = GPT2LMHeadModel.from_pretrained(export(finished, tmp_path / "whole", "--pretrained"))
+    finished, module = trained(job, tmp_path, first_values(job, tmp_path / "model"))
+    merged = GPT2LMHeadModel.from_pretrained(exported(finished, tmp_path / "whole"))
     torch.testing.assert_close(logits(merged), logits(module), atol=1e-5, rtol=1e-4)
 
 

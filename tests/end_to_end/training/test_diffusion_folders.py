@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from farflung.cli.main import main
 from farflung.errors import InputError
 from farflung.frontends.recipes import load_recipe
 from farflung.frontends.recipes.diffusion_folder import diffusion_model
 from farflung.job import JobSpec, make_job
-from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
+from tests.support.loopback import same, text_job
+from tests.support.model_exports import arrays_of, exported, trained
 from tests.support.vision_libraries import diffusers_library
 
 diffusers = diffusers_library()
@@ -85,33 +85,17 @@ def diffusion_job(kind: str, home: Path, **changes: Any) -> JobSpec:
     return text_job(**(given | changes))
 
 
-def exported(finished: Finished, out: Path) -> Path:
-    with pytest.raises(SystemExit) as over:
-        main(["checkpoint", "export", str(finished.folder), str(out), "--pretrained"])
-    assert not over.value.code
-    return out
-
-
-def values(model: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    return {prefix + name: value.numpy() for name, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_folder_in_and_a_folder_out(tmp_path: Path, kind: str) -> None:
     before = saved(kind, tmp_path / "model")
     job = diffusion_job(kind, tmp_path, evaluate={"batches": 1})
-    with Loopback(tmp_path, 2) as cluster:
-        finished = cluster.run(job)
-        assert finished.result.status == "finished", finished.result.cause
-        assert len(set(finished.devices)) == 2
-        module, truth = plainly(job, tmp_path, values(before, "network."))
-        assert same(truth.states, states_of(finished)) == []
-        assert finished.evaluations[-1].loss > 0
-        out = exported(finished, tmp_path / "out")
+    finished, module = trained(job, tmp_path, arrays_of(before, "network."))
+    assert finished.evaluations[-1].loss > 0
+    out = exported(finished, tmp_path / "out")
     after, notes = type(before).from_pretrained(out, output_loading_info=True, low_cpu_mem_usage=False)
     assert (notes["missing_keys"], notes["unexpected_keys"]) == ([], [])
-    assert same(values(module.network), values(after)) == []
-    assert same(values(before), values(after)) != []
+    assert same(arrays_of(module.network), arrays_of(after)) == []
+    assert same(arrays_of(before), arrays_of(after)) != []
 
 
 def test_noise_and_prediction_are_those_of_the_scheduler(tmp_path: Path) -> None:

@@ -10,16 +10,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from farflung.checkpoint import FileBlob, Weights
-from farflung.cli.main import main
 from farflung.frontends.recipes.model_folder import OWN_ARGUMENTS, model_folder
 from farflung.frontends.recipes.tasks import TASKS
 from farflung.job import JobSpec, load_job, make_job
 from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
+from tests.support.model_exports import arrays_of, exported, trained
 from tests.support.model_folders import FOLDERS, save_arrays, save_model, save_tokenizer
 
 
@@ -31,39 +30,22 @@ def folder_job(kind: str, home: Path, **changes: Any) -> JobSpec:
     return text_job(**(given | changes))
 
 
-def export(finished: Finished, out: Path) -> Path:
-    with pytest.raises(SystemExit) as over:
-        main(["checkpoint", "export", str(finished.folder), str(out), "--pretrained"])
-    assert not over.value.code
-    return out
-
-
-def values(model: Any) -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_folder_in_and_a_folder_out(tmp_path: Path, kind: str) -> None:
     import transformers
 
-    with Loopback(tmp_path, 2) as cluster:
-        before = save_model(kind, tmp_path / "model")
-        assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
-        save_arrays(kind, tmp_path / "arrays")
-        job = folder_job(kind, tmp_path, evaluate={"batches": 1})
-        finished = cluster.run(job)
-        assert finished.result.status == "finished", finished.result.cause
-        assert len(set(finished.devices)) == 2
-        module, truth = plainly(job, tmp_path, values(before))
-        assert same(truth.states, states_of(finished)) == []
-        assert finished.evaluations[-1].loss > 0
-        out = export(finished, tmp_path / "out")
+    before = save_model(kind, tmp_path / "model")
+    assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
+    save_arrays(kind, tmp_path / "arrays")
+    finished, module = trained(folder_job(kind, tmp_path, evaluate={"batches": 1}), tmp_path, arrays_of(before))
+    assert finished.evaluations[-1].loss > 0
+    out = exported(finished, tmp_path / "out")
     made = getattr(transformers, FOLDERS[kind].model)
     after, notes = made.from_pretrained(out, output_loading_info=True)
     assert not notes["missing_keys"]
     assert not notes["unexpected_keys"]
-    assert same(values(module), values(after)) == []
-    assert same(values(before), values(after)) != []
+    assert same(arrays_of(module), arrays_of(after)) == []
+    assert same(arrays_of(before), arrays_of(after)) != []
 
 
 def test_tokenizer_and_chat_template_come_out_again(tmp_path: Path) -> None:
@@ -77,7 +59,7 @@ def test_tokenizer_and_chat_template_come_out_again(tmp_path: Path) -> None:
         data = {"kind": "text", "path": "corpus", "tokenizer": "model/tokenizer.json", "sequence": 12}
         finished = cluster.run(folder_job("causal", tmp_path, data=data))
         assert finished.result.status == "finished", finished.result.cause
-        out = export(finished, tmp_path / "out")
+        out = exported(finished, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(out, local_files_only=True)
     assert tokenizer.apply_chat_template([{"content": "word3"}], tokenize=False) == "word3 "
     asked = tokenizer("word7 word8", return_tensors="pt")
@@ -101,11 +83,11 @@ def test_a_worker_needs_the_files_of_its_stage_only(tmp_path: Path) -> None:
         assert shards["a"] - shards["b"]
         assert shards["b"] - shards["a"]
         for name, needed in shards.items():
-            for file in set(files.values()) - needed:
+            for file in set(files.arrays_of()) - needed:
                 (tmp_path / name / "model" / file).unlink()
         parted = cluster.run(job)
         assert parted.result.status == "finished", parted.result.cause
-    _, truth = plainly(job, tmp_path, values(before))
+    _, truth = plainly(job, tmp_path, arrays_of(before))
     assert same(truth.states, states_of(parted)) == []
 
 

@@ -111,7 +111,7 @@ class Unfrozen(Case):
 
     def graphs(self) -> dict[int, Any]:
         sizes = self.job.micro_batch_sizes
-        return {size: capture(self.make(), self.batches(-1, sizes.index(size))) for size in sorted(set(sizes), reverse=True)}
+        return {size: self.captured(sizes.index(size)) for size in sorted(set(sizes), reverse=True)}
 
 
 def test_a_graph_that_does_not_say_what_is_frozen() -> None:

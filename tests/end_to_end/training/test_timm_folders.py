@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from farflung.cli.main import main
 from farflung.job import JobSpec, load_job
-from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_job
+from tests.support.loopback import Finished, Loopback, same, text_job
+from tests.support.model_exports import arrays_of, exported, trained
 from tests.support.vision_libraries import save_images, save_timm, timm_library
 
 timm = timm_library()
@@ -27,15 +26,9 @@ def image_job(args: dict[str, Any], **changes: Any) -> JobSpec:
 
 def loaded(finished: Finished, out: Path) -> Any:
     """The model that timm loads from an export."""
-    with pytest.raises(SystemExit) as over:
-        main(["checkpoint", "export", str(finished.folder), str(out), "--pretrained"])
-    assert not over.value.code
+    exported(finished, out)
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
     return timm.create_model(f"local-dir:{out}", pretrained=True)
-
-
-def values(model: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    return {prefix + name: value.numpy() for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
@@ -44,16 +37,11 @@ def test_a_folder_in_and_a_folder_out(tmp_path: Path, name: str) -> None:
     before = save_timm(name, tmp_path / "model", **args)
     save_images(tmp_path / "images", 32)
     job = image_job({"folder": str(tmp_path / "model"), "size": 32}, evaluate={"batches": 1})
-    with Loopback(tmp_path, 2) as cluster:
-        finished = cluster.run(job)
-        assert finished.result.status == "finished", finished.result.cause
-        assert len(set(finished.devices)) == 2
-        module, truth = plainly(job, tmp_path, values(before, "network."))
-        assert same(truth.states, states_of(finished)) == []
-        assert finished.evaluations[-1].loss > 0
-        after = loaded(finished, tmp_path / "out")
-    assert same(values(module.network), values(after)) == []
-    assert same(values(before), values(after)) != []
+    finished, module = trained(job, tmp_path, arrays_of(before, "network."))
+    assert finished.evaluations[-1].loss > 0
+    after = loaded(finished, tmp_path / "out")
+    assert same(arrays_of(module.network), arrays_of(after)) == []
+    assert same(arrays_of(before), arrays_of(after)) != []
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(module.network.eval()(pixels), after.eval()(pixels))
@@ -63,24 +51,16 @@ def test_a_new_classifier_on_trained_weights(tmp_path: Path) -> None:
     before = save_timm("test_resnet", tmp_path / "model", num_classes=5)
     save_images(tmp_path / "images", 32)
     job = image_job({"folder": str(tmp_path / "model"), "size": 32, "num_classes": 3})
-    with Loopback(tmp_path, 2) as cluster:
-        finished = cluster.run(job)
-        assert finished.result.status == "finished", finished.result.cause
-        kept = {name: value for name, value in values(before, "network.").items() if not name.startswith("network.fc.")}
-        _, truth = plainly(job, tmp_path, kept)
-        assert same(truth.states, states_of(finished)) == []
-        assert loaded(finished, tmp_path / "out").fc.weight.shape[0] == 3
+    kept = {name: value for name, value in arrays_of(before, "network.").items() if not name.startswith("network.fc.")}
+    finished, _ = trained(job, tmp_path, kept)
+    assert loaded(finished, tmp_path / "out").fc.weight.shape[0] == 3
 
 
 def test_a_name_begins_with_random_weights(tmp_path: Path) -> None:
     save_images(tmp_path / "images", 32)
     job = image_job({"name": "test_efficientnet", "size": 32, "num_classes": 3, "drop_path_rate": 0.3})
-    with Loopback(tmp_path, 2) as cluster:
-        finished = cluster.run(job)
-        assert finished.result.status == "finished", finished.result.cause
-        _, truth = plainly(job, tmp_path)
-        assert same(truth.states, states_of(finished)) == []
-        loaded(finished, tmp_path / "out")
+    finished, _ = trained(job, tmp_path)
+    loaded(finished, tmp_path / "out")
 
 
 def test_the_page_has_a_whole_job(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farflung.security import Ticket
-from tests.support.browser import Visitor, axe_script, visiting
+from tests.support.browser import Visitor, axe_script, serious_problems, visiting
 from tests.support.command_processes import Program
 from tests.support.loopback import text_folder
 
@@ -121,6 +121,7 @@ def assert_clean(visitor: Visitor, cluster: Cluster) -> None:
     ],
 )
 def test_every_page_is_clean_and_accessible(cluster: Cluster, state: Any, browser: Any, dark: bool, narrow: bool) -> None:
+    script = axe_script()
     for path in ("/cluster", "/runs", f"/run/{cluster.run}", f"/compare/{cluster.run}"):
         with visiting(browser, dark=dark, narrow=narrow, state=state) as visitor:
             page = visitor.page
@@ -130,19 +131,7 @@ def test_every_page_is_clean_and_accessible(cluster: Cluster, state: Any, browse
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is wider than the window"
             assert page.evaluate("document.body.classList.contains('body--dark')") is dark
             assert_clean(visitor, cluster)
-
-
-@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_axe_finds_nothing_serious(cluster: Cluster, state: Any, browser: Any, dark: bool) -> None:
-    script = axe_script()
-    for path in ("/cluster", "/runs", f"/run/{cluster.run}", f"/compare/{cluster.run}"):
-        with visiting(browser, dark=dark, narrow=dark, state=state) as visitor:
-            visitor.page.goto(base(cluster) + path)
-            visitor.page.locator(".ff-chart canvas, .ff-table").first.wait_for()
-            visitor.page.evaluate(script)
-            found = visitor.page.evaluate("axe.run()")
-            serious = [(one["id"], one["nodes"]) for one in found["violations"] if one["impact"] in ("serious", "critical")]
-            assert serious == [], path
+            assert serious_problems(page, script) == [], path
 
 
 def test_the_error_of_codecs_is_drawn_although_it_is_measured_now_and_then(cluster: Cluster, state: Any, browser: Any) -> None:

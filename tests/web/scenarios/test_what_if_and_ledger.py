@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from farflung.cluster import Topology
-from tests.support.browser import Visitor, axe_script, visiting
+from tests.support.browser import Visitor, axe_script, serious_problems, visiting
 from tests.support.command_processes import Program
 from tests.support.planned_jobs import run
 from tests.support.small_runs import small_job, small_plan
@@ -155,15 +155,4 @@ def test_pages_are_clean(dashboard: Dashboard, state: Any, browser: Any, path: s
         assert visitor.page.evaluate("document.body.classList.contains('body--dark')") is dark
         assert visitor.problems == []
         assert visitor.hosts == {dashboard.address}
-
-
-@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_axe_finds_nothing_serious(dashboard: Dashboard, state: Any, browser: Any, dark: bool) -> None:
-    script = axe_script()
-    for path in ("/what-if", "/ledger"):
-        with visiting(browser, dark=dark, narrow=dark, state=state) as visitor:
-            opened(visitor, dashboard, path)
-            visitor.page.evaluate(script)
-            found = visitor.page.evaluate("axe.run()")
-            serious = [(one["id"], one["nodes"]) for one in found["violations"] if one["impact"] in ("serious", "critical")]
-            assert serious == [], path
+        assert serious_problems(visitor.page, axe_script()) == []

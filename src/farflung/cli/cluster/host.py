@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 import typer
 
@@ -26,14 +27,12 @@ __all__ = ["serve_request"]
 _PAUSE = 0.3
 
 
-def serve_request() -> None:
-    """Read a request from the standard input, and answer it."""
+def serve_request(run: Callable[[list[str]], None]) -> None:
+    """Read a request from the standard input, and answer it. ``run`` runs a command in this process."""
     request = read_request(sys.stdin.read())
     hosted = HostedProcesses(request.cluster)
     if isinstance(request, AskBroker):
-        from farflung.cli.main import main  # the same program, without a second start of Python
-
-        main([*request.words, "--home", str(hosted.broker_folder)])
+        run([*request.words, "--home", str(hosted.broker_folder)])
     elif isinstance(request, ShowLog):
         _show(hosted, request)
     else:
