@@ -113,13 +113,15 @@ def test_the_table_of_dtfm() -> None:
 
 
 def test_the_table_of_fusionllm() -> None:
-    runs = {(one["topology"], one["planner"], one["codec"]): one["step_seconds"] for one in figures("fusionllm")["runs"]}
-    table = rows(section("fusionllm"), 7)
-    assert len(table) == 8
-    for testbed, planner, *cells in table:
+    runs = {
+        (one["model"], one["topology"], one["planner"], one["codec"]): one["step_seconds"] for one in figures("fusionllm")["runs"]
+    }
+    table = rows(section("fusionllm"), 8)
+    assert len(table) == 30
+    for model, testbed, planner, *cells in table:
         for codec, cell in zip(("dense", "topk 100", "topk 1000", "adatopk 100", "adatopk 1000"), cells, strict=True):
-            value = runs[f"fusionllm-{testbed.replace(' ', '')}", planner, codec]
-            assert float(Seconds.parse(cell)) == pytest.approx(value, rel=0.01), (testbed, planner, codec)
+            value = runs[model, f"fusionllm-{testbed.replace(' ', '')}", planner.replace("`", ""), codec]
+            assert float(Seconds.parse(cell)) == pytest.approx(value, rel=0.01), (model, testbed, planner, codec)
 
 
 def test_the_demo_s_table_of_codecs() -> None:

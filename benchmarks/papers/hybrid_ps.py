@@ -1,7 +1,8 @@
-"""``hybrid-ps``: batches of Hybrid-PS's Table 2 and Figures 2 and 4 in virtual time: ours, SWARM, DAPPLE and PipeDream.
+"""``hybrid-ps``: batches of Hybrid-PS's Table 2 and Figures 2 and 4 in virtual time: ours and models of four other systems.
 
 The paper prints minutes of a batch, and neither the length of its samples nor what its devices reach. So the computing of a batch
 is that of case 1, in which nothing else takes time: 16 V100 compute it in the minutes that Table 2 has for ours.
+The roles of servers are compared by the paper's equations, on its cases and on random networks of regions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.base import Check, Report, Say, Settings
+from benchmarks.papers.hybrid_roles import regional, roles_of
 from benchmarks.papers.hybrid_systems import SYSTEMS, Batches
 from farflung.cluster import Topology
 from farflung.planners.hybrid_ps import HybridPsWork
@@ -22,8 +24,8 @@ from farflung.planners.hybrid_ps import HybridPsWork
 __all__ = ["HybridPsBench", "HybridPsBenchSettings"]
 
 
-#: model -> (layers, width)
-_MODELS: Mapping[str, tuple[int, int]] = {"albert-xxlarge": (12, 4096), "llama-33b": (60, 6656)}
+#: model -> (layers, width, parameters); the layers of ALBERT share theirs
+_MODELS: Mapping[str, tuple[int, int, float]] = {"albert-xxlarge": (12, 4096, 223e6), "llama-33b": (60, 6656, 32.5e9)}
 #: Table 2, minutes of a batch in cases 1 to 4.
 _TABLE_2: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "albert-xxlarge": {
@@ -50,7 +52,8 @@ _CASE_4 = 4
 class HybridPsBenchSettings(Settings):
     """A batch of ``mini_batches`` of ``samples`` samples of ``sequence`` tokens (the paper: 128 of 4; with fewer, slices are
     coarser, so helpers gain less). ``chances`` of losses and ``ratios`` of unreliable devices: Figure 2. ``devices``: Figure 4.
-    ``batches``: of each mean. ``plot``: a picture file to draw into.
+    ``batches``: of each mean. ``networks``: random ones for the roles of servers, with each of ``computing`` times the FLOPs.
+    ``plot``: a picture file to draw into.
     """
 
     models: tuple[str, ...] = ("albert-xxlarge", "llama-33b")
@@ -62,6 +65,8 @@ class HybridPsBenchSettings(Settings):
     ratios: tuple[float, ...] = (0.3, 0.6)
     devices: tuple[int, ...] = (16, 24, 32, 48)
     batches: int = 5
+    networks: int = 200
+    computing: tuple[float, ...] = (1.0, 0.1, 0.01)
     plot: str = ""
 
 
@@ -69,12 +74,12 @@ class HybridPsBench:
     """Seconds of a batch of each system, with the paper's."""
 
     name = "hybrid-ps"
-    summary = "Hybrid-PS's Table 2 and Figures 2 and 4 in virtual time: ours, SWARM, DAPPLE, PipeDream under losses"
+    summary = "Hybrid-PS's Table 2 and Figures 2 and 4 in virtual time: ours and four other systems under losses"
 
     def settings(self, quick: bool) -> HybridPsBenchSettings:
         """Quick: one model, few slices."""
         if quick:
-            small = {"cases": (1, 4), "chances": (0.9,), "ratios": (0.6,), "devices": (16,)}
+            small = {"cases": (1, 4), "chances": (0.9,), "ratios": (0.6,), "devices": (16,), "networks": 3}
             return HybridPsBenchSettings(quick=True, models=("albert-xxlarge",), mini_batches=16, batches=2, **small)  # type: ignore[arg-type]
         return HybridPsBenchSettings()
 
@@ -100,7 +105,9 @@ class HybridPsBench:
             say(f"{count} devices")
             found = _measure(_batches(_mixed(count, 0.5, settings.seed), settings.models[-1], 0.7, settings))
             scaling.append({"devices": count, "seconds": found})
-        figures = {"table_2": table, "figure_2": losses, "figure_4": scaling}
+        say("roles of servers")
+        roles = _roles(settings)
+        figures = {"table_2": table, "figure_2": losses, "figure_4": scaling, "roles": roles}
         report = Report(
             figures=figures,
             columns=("what", "setting", *(f"{system} s" for system in SYSTEMS)),
@@ -109,7 +116,7 @@ class HybridPsBench:
                 *(("losses", f"{run['ratio']:.0%}, {run['chance']:.0%}", *run["seconds"].values()) for run in losses),
                 *(("devices", run["devices"], *run["seconds"].values()) for run in scaling),
             ],
-            checks=_checks(table, losses, scaling, settings.quick),
+            checks=(*_checks(table, losses, scaling, settings.quick), _roles_check(roles, settings.quick)),
         )
         if settings.plot:
             from benchmarks.papers.hybrid_ps_plot import draw
@@ -119,15 +126,54 @@ class HybridPsBench:
 
 
 def _batches(topology: Topology, model: str, chance: float, settings: HybridPsBenchSettings) -> Batches:
-    layers, width = _MODELS[model]
+    work = _work(model, settings)
+    return Batches(
+        topology=topology,
+        work=work,
+        chance=chance,
+        count=settings.batches,
+        seed=settings.seed,
+        gradients=_BYTES * _MODELS[model][2],
+    )
+
+
+def _work(model: str, settings: HybridPsBenchSettings) -> HybridPsWork:
+    layers, width, _ = _MODELS[model]
     computing = 60.0 * _TABLE_2[model]["ours"][0] * settings.mini_batches / _MINI_BATCHES
-    work = HybridPsWork(
+    return HybridPsWork(
         flops=computing * float(Topology.preset("hybridps-case1").speeds.sum()),
         message=_BYTES * settings.samples * settings.sequence * width,
         mini_batches=settings.mini_batches,
         layers=layers,
     )
-    return Batches(topology=topology, work=work, chance=chance, count=settings.batches, seed=settings.seed)
+
+
+def _roles(settings: HybridPsBenchSettings) -> list[dict[str, Any]]:
+    """Seconds of a batch with the paper's roles of servers and with both roles, by case and on random networks of regions.
+
+    The model is the last one. Its parameters must fit into the memory of a stage, so that there are several stages.
+    """
+    model = settings.models[-1]
+    work = replace(_work(model, settings), parameters=_BYTES * _MODELS[model][2])
+    networks = {f"case {case}": Topology.preset(f"hybridps-case{case}") for case in settings.cases}
+    base = _mixed(24, 0.5, settings.seed)
+    networks |= {f"regions {number}": regional(base, settings.seed + number) for number in range(settings.networks)}
+    return [
+        {"network": name, "computing": part} | roles_of(network, replace(work, flops=work.flops * part))
+        for part in settings.computing
+        for name, network in networks.items()
+    ]
+
+
+def _roles_check(roles: Sequence[Mapping[str, Any]], quick: bool) -> Check:
+    several = [run for run in roles if run["stages"] > 1 and run["with_several_servers"]] or roles
+    gains = sorted(run["both"] / run["roles"] for run in several)
+    return Check(
+        name=f"both roles over the paper's roles of servers, seconds by equation (2), {len(gains)} plans with several of them",
+        target="at most 1.05 x in all",
+        measured=f"{gains[0]:.3f} to {gains[-1]:.3f} x, median {gains[len(gains) // 2]:.3f} x",
+        passed=None if quick else gains[-1] <= 1.05,
+    )
 
 
 def _measure(batches: Batches) -> dict[str, float]:
@@ -167,6 +213,7 @@ def _checks(
         check("case 4: ours over DAPPLE", over(lossy, "dapple"), 1.4, "the paper: 1.39 and 1.41 x"),
         check("case 4: ours over SWARM", over(lossy, "swarm"), 1.15, "the paper: 1.18 and 1.15 x"),
         check("most losses: ours over SWARM", over(worst, "swarm"), 1.1, "the paper: up to 1.3 x"),
+        check("most losses: ours over DeDLOC", over(worst, "dedloc"), 1.0, "the paper: faster in all settings"),
         check(
             f"speed-up from {first['devices']} to {last['devices']} devices over the ideal one",
             first["seconds"]["ours"] / last["seconds"]["ours"] / (last["devices"] / first["devices"]),

@@ -1,4 +1,4 @@
-"""Batches of four systems under losses of devices, in virtual time: ours, SWARM, DAPPLE and PipeDream.
+"""Batches of five systems under losses of devices, in virtual time: ours, SWARM, DAPPLE, PipeDream and DeDLOC.
 
 All systems compute the same work. ``ours`` runs the plan of Hybrid-PS on the runtime's task pools, with the schedule ``gpipe``:
 each server has a run of mini-batches, and a window of few of them would leave servers of the next stage idle. The others are
@@ -9,6 +9,8 @@ models:
 - ``pipedream``: the same without the flush at the end of a batch, so a batch takes the slowest stage's or link's time.
 - ``swarm``: the stages of ours, as in the paper. What a lost device has computed in the batch is computed again by its stage,
   whose devices share all work evenly.
+- ``dedloc``: each device computes whole samples with the whole model, for which its memory is not counted. What a lost device has
+  computed is computed again by all others. Then each device reduces a part of the gradients, and all links carry at once.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ _WARM = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """``work`` on ``topology``. In a batch, each unreliable device is lost with ``chance``; means are of ``count`` batches."""
+    """``work`` on ``topology``. In a batch, each unreliable device is lost with ``chance``; means are of ``count`` batches.
+
+    ``gradients``: bytes of the model's gradients.
+    """
 
     topology: Topology
     work: HybridPsWork
     chance: float = 0.0
     count: int = 6
     seed: int = 0
+    gradients: float = 0.0
 
     def ours(self) -> float:
         """The mean seconds of a batch of the hybrid plan."""
@@ -80,6 +86,15 @@ class Batches:
             for a, b in pairwise(self.topology.names)
         )
         return self._restarted(self.work.mini_batches * max(stage, hop))
+
+    def dedloc(self) -> float:
+        """The mean seconds of a batch of whole replicas."""
+        speeds, count = self.topology.speeds, len(self.topology)
+        compute, total = self.work.flops / float(speeds.sum()), float(speeds.sum())
+        links = self.topology.alpha + self.gradients / count / self.topology.beta
+        unreliable = [device.name for device in self.topology.devices if not device.reliable]
+        lost = [sum(float(speeds[self.topology.index(name)]) for name in drawn) for drawn in self._drawn(unreliable, compute)]
+        return fmean(compute / (1.0 - one / total) for one in lost) + 2.0 * float(links.max())
 
     # -- pipelines ----------------------------------------------------------------------------------------------------
 
@@ -166,4 +181,5 @@ SYSTEMS: Mapping[str, Callable[[Batches], float]] = {
     "pipedream": Batches.pipedream,
     "dapple": Batches.dapple,
     "swarm": Batches.swarm,
+    "dedloc": Batches.dedloc,
 }

@@ -209,7 +209,7 @@ def test_an_explained_transformer_has_the_steps_of_other_systems() -> None:
     found = reasons(explained, clock=VirtualClock(), changes=False)
     assert found.systems == ()
     found = reasons(explained)
-    assert len(found.systems) == 2
+    assert len(found.systems) == 3
     assert "other systems on all devices, by cost models that favor them: " in found.text
     assert f"{found.systems[0].name} " in found.text
     assert found.to_dict()["systems"][0]["seconds"] == found.systems[0].seconds

@@ -1,4 +1,4 @@
-"""The cost models of Megatron-LM and ZeRO-3, by hand on networks of equal links."""
+"""The cost models of Megatron-LM, ZeRO-3 and DeepSpeed's pipelines, by hand on networks of equal links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farflung.cluster import Device, Topology
-from farflung.cost.other_systems import TransformerWork, megatron_step, zero3_step
+from farflung.cost.other_systems import TransformerWork, megatron_step, zero1_step, zero3_step
 from farflung.units import Bytes, FlopsPerSecond
 
 WORK = TransformerWork(
@@ -76,3 +76,27 @@ def test_memory_asks_for_recomputation_and_more_passes_and_ends() -> None:
     assert (tighter.degrees, tighter.seconds) == ("data 4, 2 x 2 micro-batches", pytest.approx(4 * 40.0))
     assert none is None
     assert megatron_step(work, network(4, 0.0, 1e9, 60.0)) is None
+
+
+def test_no_degree_is_above_the_largest_one() -> None:
+    free, bound = (megatron_step(WORK, network(4, 0.0, 1e9), most) for most in (None, 2))
+    assert free is not None
+    assert bound is not None
+    assert free.degrees == "tensor 1, pipeline 1, data 4"
+    assert all(int(degree.split()[1]) <= 2 for degree in bound.degrees.split(", "))
+    assert bound.seconds > free.seconds
+    assert megatron_step(WORK, network(16, 0.0, 1e9), 2) is None, "16 devices need a degree above 2"
+
+
+def test_pipelines_with_zero_1_take_a_step_of_megatron_and_less_memory() -> None:
+    """Four copies of the states take 256 bytes each. With a quarter of the optimizer's 128 bytes, they take 160."""
+    roomy = network(4, 0.0, 1e9)
+    found, megatron = zero1_step(WORK, roomy), megatron_step(WORK, roomy)
+    assert found is not None
+    assert megatron is not None
+    assert (found.seconds, found.degrees) == (megatron.seconds, "tensor 1, pipeline 1, data 4")
+    tight = network(4, 0.0, 1e9, 200.0)
+    fits, divided = zero1_step(WORK, tight), megatron_step(WORK, tight)
+    assert fits is not None
+    assert fits.degrees == "tensor 1, pipeline 1, data 4"
+    assert divided is None or divided.degrees != fits.degrees

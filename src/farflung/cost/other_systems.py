@@ -1,10 +1,11 @@
-"""Steps of transformers under Megatron-LM and ZeRO-3, as cost models: the systems that DT-FM (section 4) compares itself with.
+"""Steps of transformers under Megatron-LM and DeepSpeed, as cost models: the systems that DT-FM (section 4) compares itself with.
 
 Megatron-LM (Narayanan et al. 2021): tensor parallel groups inside pipeline stages inside data parallel groups. Each layer sums
 its activations over a tensor parallel group twice forward and twice backward. The pipeline is 1F1B, and gradients are summed over
 each data parallel group at the end. The degrees are those with the shortest step that fits into memory.
 ZeRO-3 (Rajbhandari et al. 2020): each device computes its samples with all layers. It gathers the parameters of each layer for
 the forward and for the backward, and gradients are reduced to their owners. A step has as few passes as memory allows.
+DeepSpeed with pipelines: as Megatron-LM without tensor parallelism. ZeRO-1 divides optimizer states over a data parallel group.
 Collectives are rings over neighbors in the topology's order, at the pace of the slowest link: (n - 1) (alpha + M / (n beta)) for
 a gather or a reduction, twice that for a sum. Both models favor these systems: transfers of ZeRO-3 and between stages overlap
 with computing, and nothing else uses the links. Both systems recompute activations where memory requires it.
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from farflung.cluster import Topology
 
-__all__ = ["SystemStep", "TransformerWork", "megatron_step", "zero3_step"]
+__all__ = ["SystemStep", "TransformerWork", "megatron_step", "zero1_step", "zero3_step"]
 
 Array = npt.NDArray[np.float64]
 
@@ -55,18 +56,33 @@ class SystemStep:
     degrees: str
 
 
-def megatron_step(work: TransformerWork, topology: Topology) -> SystemStep | None:
-    """The shortest step of Megatron-LM on all devices (None: no degrees of parallelism fit)."""
-    count = len(topology)
+def megatron_step(work: TransformerWork, topology: Topology, most: int | None = None) -> SystemStep | None:
+    """The shortest step of Megatron-LM on all devices (None: no degrees of parallelism fit).
+
+    ``most``: the largest degree. DT-FM (section 10.2) searches degrees up to 8.
+    """
+    return _shortest("Megatron-LM", work, topology, (work.heads, most or len(topology)))
+
+
+def zero1_step(work: TransformerWork, topology: Topology, most: int | None = None) -> SystemStep | None:
+    """The shortest step of DeepSpeed's pipelines with ZeRO-1 on all devices (None: no degrees of parallelism fit)."""
+    return _shortest("DeepSpeed, pipelines", work, topology, (1, most or len(topology)), sharded=True)
+
+
+def _shortest(
+    name: str, work: TransformerWork, topology: Topology, most: tuple[int, int], *, sharded: bool = False
+) -> SystemStep | None:
+    """``most``: the largest tensor parallel degree, and the largest degree. ``sharded``: optimizer states are divided."""
+    count, (tensors, largest) = len(topology), most
     found: list[tuple[float, str]] = []
-    for tensor in _divisors(count, work.heads):
-        for pipeline in _divisors(count // tensor, work.layers):
+    for tensor in _divisors(count, min(tensors, largest)):
+        for pipeline in _divisors(count // tensor, min(work.layers, largest)):
             data = count // tensor // pipeline
-            if work.micro_batches % data == 0:
-                seconds = _megatron(work, topology, (pipeline, data, tensor))
+            if data <= largest and work.micro_batches % data == 0:
+                seconds = _pipelined(work, topology, (pipeline, data, tensor), sharded=sharded)
                 found.append((seconds, f"tensor {tensor}, pipeline {pipeline}, data {data}"))
     seconds, degrees = min(found, default=(math.inf, ""))
-    return None if math.isinf(seconds) else SystemStep(name="Megatron-LM", seconds=seconds, degrees=degrees)
+    return None if math.isinf(seconds) else SystemStep(name=name, seconds=seconds, degrees=degrees)
 
 
 def zero3_step(work: TransformerWork, topology: Topology) -> SystemStep | None:
@@ -87,12 +103,14 @@ def zero3_step(work: TransformerWork, topology: Topology) -> SystemStep | None:
     return None
 
 
-def _megatron(work: TransformerWork, topology: Topology, degrees: tuple[int, int, int]) -> float:
+def _pipelined(work: TransformerWork, topology: Topology, degrees: tuple[int, int, int], *, sharded: bool) -> float:
     """Seconds with (pipeline, data, tensor) degrees; infinite: it does not fit. Ranks count tensor, data, pipeline."""
     pipeline, data, tensor = degrees
     grid = np.arange(len(topology)).reshape(degrees)
     memory = min(float(device.memory) for device in topology.devices)
-    left = memory - work.states / (pipeline * tensor)
+    optimizer = work.states - 2 * work.parameters
+    states = work.states - (optimizer * (1 - 1 / data) if sharded else 0.0)
+    left = memory - states / (pipeline * tensor)
     saved, boundary = work.saved / (pipeline * tensor), work.activations * math.ceil(work.layers / pipeline)
     full = pipeline * saved <= left
     if not full and pipeline * boundary + saved * pipeline / work.layers > left:

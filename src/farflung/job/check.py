@@ -182,10 +182,10 @@ def _check_helpers(job: JobSpec) -> None:
             f"plan.helpers with plan.schedule = {job.plan.schedule!r}: helpers compute whole backwards of one stage; set "
             "schedule = '1f1b', or plan.helpers = false"
         )
-    if job.codec.name != "identity":
+    if job.codec.memory != "none":
         raise InputError(
-            f"plan.helpers with codec.name = {job.codec.name!r}: slices come in any order, and a codec may remember what it "
-            "left out of the ones before; set codec.name = 'identity', or plan.helpers = false"
+            f"plan.helpers with codec.memory = {job.codec.memory!r}: slices come in any order, and both ends of a link change "
+            "their memory in one order; set codec.memory = 'none', or plan.helpers = false"
         )
 
 

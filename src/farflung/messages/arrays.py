@@ -23,6 +23,7 @@ __all__ = [
     "decode_exact",
     "encode_array",
     "pack_arrays",
+    "pack_encoded",
     "pack_payloads",
     "packed_arrays",
 ]
@@ -86,7 +87,11 @@ def _owner(array: Array) -> Array:
 
 def pack_arrays(head: Callable[..., ArraysT], arrays: Sequence[Array | None], codec: Codec | None) -> ArraysT:
     """Return a message with several arrays, some of them missing (None). ``head`` makes it from ``arrays`` and ``sections``."""
-    packed = [None if array is None else encode_array(array, codec) for array in arrays]
+    return pack_encoded(head, [None if array is None else encode_array(array, codec) for array in arrays])
+
+
+def pack_encoded(head: Callable[..., ArraysT], packed: Sequence[PackedArray | None]) -> ArraysT:
+    """Return the message of ``pack_arrays`` for arrays that ``encode_array`` has packed."""
     items = tuple(None if one is None else one.item for one in packed)
     return head(arrays=items, sections=tuple(part for one in packed if one is not None for part in one.sections))
 

@@ -69,14 +69,16 @@ def placed_plan(problem: Problem, groups: Groups, cuts: Sequence[int], planner: 
     topology, job = problem.topology, problem.job
     equal = job.sync.strategy != "exact"
     stages = []
+    ranges: dict[tuple[float, ...], list[tuple[int, int]]] = {}
     for index, (group, (start, stop)) in enumerate(zip(groups, pairwise(cuts), strict=True)):
         members = _able(problem, group, start, stop)
         names = [topology.names[i] for i in members]
         replicas: tuple[Replica, ...] = ()
         if len(members) > 1:
-            speeds = [1.0 if equal else float(topology.speeds[i]) for i in members]
-            ranges = shares(speeds, job)
-            replicas = tuple(Replica(device=name, first=a, end=b) for name, (a, b) in zip(names, ranges, strict=True))
+            speeds = tuple(1.0 if equal else float(topology.speeds[i]) for i in members)
+            if speeds not in ranges:
+                ranges[speeds] = shares(speeds, job)
+            replicas = tuple(Replica(device=name, first=a, end=b) for name, (a, b) in zip(names, ranges[speeds], strict=True))
         stages.append(Stage(index=index, start=start, stop=stop, device=names[0], replicas=replicas))
     plan, pieces = draft_stages(problem, tuple(stages), planner)
     check_replicas(plan, pieces, job)

@@ -93,7 +93,7 @@ def shares(speeds: Sequence[float], job: JobSpec) -> list[tuple[int, int]]:
     """(first, end) of the micro-batches of each device: whole virtual replicas of the job, each device at least one.
 
     The share that takes longest is as short as whole virtual replicas allow (exact: dynamic program over devices and virtual
-    replicas, O(d v^2)).
+    replicas, O(d v^2) in O(d v) NumPy calls).
 
     Raises:
         PlanError: fewer virtual replicas than devices.
@@ -106,16 +106,21 @@ def shares(speeds: Sequence[float], job: JobSpec) -> list[tuple[int, int]]:
             f"plan.replicas = {len(speeds)} with {count} virtual replicas: each replica needs at least one; "
             "add micro-batches, or ask for fewer replicas"
         )
-    best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * count]
+    done = np.array([samples[bound] for bound in bounds])
+    least = np.full(count + 1, np.inf)
+    least[0] = 0.0
+    choices = []
     for speed in speeds:
-        row = [(float("inf"), 0)]
+        row, chosen = np.full(count + 1, np.inf), [0] * (count + 1)
         for end in range(1, count + 1):
-            work = ((samples[bounds[end]] - samples[bounds[first]]) / speed for first in range(end))
-            row.append(min((max(best[-1][first][0], seconds), first) for first, seconds in enumerate(work)))
-        best.append(row)
+            seconds = np.maximum(least[:end], (done[end] - done[:end]) / speed)
+            chosen[end] = first = int(seconds.argmin())
+            row[end] = seconds[first]
+        least = row
+        choices.append(chosen)
     cuts = [count]
-    for row in reversed(best[1:]):
-        cuts.append(row[cuts[-1]][1])
+    for chosen in reversed(choices):
+        cuts.append(chosen[cuts[-1]])
     cuts.reverse()
     return [(bounds[a], bounds[b]) for a, b in pairwise(cuts)]
 

@@ -65,6 +65,8 @@ def test_hybrid_ps_compares_systems_under_losses(tmp_path: Path) -> None:
     assert calm["ours"] == pytest.approx(420.75, rel=0.01), "16 V100 take the minutes of case 1, of which these are an eighth"
     assert lossy["dapple"] > calm["dapple"]
     assert lossy["swarm"] > calm["swarm"]
+    assert lossy["dedloc"] > calm["dedloc"]
+    assert {run["network"] for run in report.figures["roles"]} == {"case 1", "case 4", "regions 0", "regions 1", "regions 2"}
     assert picture.stat().st_size > 1000
 
 
@@ -90,7 +92,7 @@ def test_planners_lists_refusals_where_a_plan_exists(monkeypatch: pytest.MonkeyP
 def test_planners_ends_a_planner_that_takes_too_long() -> None:
     report = run("planners", "topologies=local4-two-regions", "planners=op_fence,auto", "seconds=0.000001")
     found = report.figures["pairs"][0]["planners"]["auto"]
-    assert found["refused"] == "it took longer than 1e-06 s"
+    assert found["refused"] == "it took more than 1e-06 s of CPU time"
 
 
 def test_a_file_that_can_not_be_written_is_refused_before_the_work(
@@ -340,12 +342,20 @@ def test_dtfm_lays_its_scheduler_beside_random_placement_and_other_systems() -> 
     report = run("dtfm")
     (found,) = report.figures["runs"]
     seconds = {name: one["step_seconds"] for name, one in found["systems"].items()}
-    ranks = {f"{name}{order}" for name in ("Megatron-LM", "ZeRO-3") for order in ("", ", random ranks")}
+    others = ("Megatron-LM", "ZeRO-3", "DeepSpeed, pipelines", "DeepSpeed")
+    ranks = {f"{name}{order}" for name in others for order in ("", ", random ranks")}
     assert seconds.keys() == {"grid", "dtfm", "random_grid"} | ranks
     assert seconds["grid"] <= seconds["random_grid"]
+    assert seconds["DeepSpeed"] == min(seconds["ZeRO-3"], seconds["DeepSpeed, pipelines"])
+    assert report.figures["mean_pflops"]["local4-two-regions"]["dtfm"] == found["systems"]["dtfm"]["pflops"]
     assert found["systems"]["dtfm"]["pflops"] == found["flops"] / seconds["dtfm"] / 1e15
     (curves,) = report.figures["curves"].values()
     assert min(curves.values()) == curves["search"]
+
+
+def test_dtfm_names_the_larger_models_that_it_knows() -> None:
+    with pytest.raises(InputError, match=r"unknown model '7b': known are 6\.7b, 13b"):
+        run("dtfm", "larger=7b")
 
 
 def test_fusionllm_lays_planners_and_codecs_side_by_side() -> None:
@@ -353,10 +363,11 @@ def test_fusionllm_lays_planners_and_codecs_side_by_side() -> None:
     runs = report.figures["runs"]
     assert {(item["planner"], item["codec"]) for item in runs} == {
         (planner, codec)
-        for planner in ("equal_number", "equal_compute", "op_fence", "auto")
+        for planner in ("equal_number", "equal_compute", "op_fence as written", "op_fence", "auto")
         for codec in ("dense", "topk 100", "adatopk 100")
     }
     for codec in ("dense", "topk 100", "adatopk 100"):
         seconds = {item["planner"]: item["step_seconds"] for item in runs if item["codec"] == codec}
         assert seconds["auto"] <= min(seconds.values())
-    assert len(report.figures["gains"]) == 4
+    assert len(report.figures["gains"]) == len(report.figures["text_gains"]) == 4
+    assert {item["devices"] for item in runs if item["planner"] == "op_fence as written"} == {4}, "all devices"

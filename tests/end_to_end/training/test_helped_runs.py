@@ -12,7 +12,7 @@ from farflung.errors import ConnectionLost
 from farflung.ledger import ledger_of
 from farflung.messages.data import RunMessage
 from farflung.messages.hybrid import HelperStates, ServerFree, SliceAnswer, SliceTask
-from farflung.messages.schema import Message
+from farflung.messages.schema import UNSET, Message
 from farflung.protocol.pool.task_pool import Patience, TaskPool
 from farflung.step.executor import Executor
 from farflung.step.hybrid import stage_server
@@ -49,6 +49,33 @@ def test_helpers_change_no_bit(home: Path, scene: Scene) -> None:
     assert {"u", "v"} < set(entries)
     assert sum(entries[name].samples for name in "uv") > 0
     assert all(entries[name].busy_seconds > 0 for name in "uv")
+
+
+@pytest.mark.parametrize("codec", [{"name": "fp16"}, {"name": "topk", "ratio": 4.0}, {"name": "int4", "rounding": "stochastic"}])
+def test_helpers_change_no_bit_of_a_run_with_a_codec(
+    home: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch, codec: dict[str, object]
+) -> None:
+    answers: list[SliceAnswer] = []
+    receive = Executor.receive
+
+    def received(self: Executor, peer: str, message: Message, nbytes: int = 0) -> None:
+        receive(self, peer, message, nbytes)
+        if isinstance(message, SliceAnswer):
+            answers.append(message)
+
+    monkeypatch.setattr(Executor, "receive", received)
+    job = text_job(steps=4, micro_batch_sizes=[2, 1, 2, 1], plan={"helpers": True}, codec=codec)
+    for event in scene.here.values():
+        event.set()
+    with Loopback(home, 2, folder="calm") as calm:
+        truth = calm.run(job.model_copy(update={"plan": job.plan.model_copy(update={"helpers": False})}))
+    for event in scene.here.values():
+        event.clear()
+    found, _ = helped(home, job)
+    assert found.result.status == "finished", found.result.cause
+    assert any(item is not None and item.payload is not UNSET for answer in answers for item in answer.arrays)
+    assert found.losses == truth.losses
+    assert same(states_of(found), states_of(truth)) == []
 
 
 def test_helpers_compute_with_the_loss_scale(home: Path, scene: Scene) -> None:

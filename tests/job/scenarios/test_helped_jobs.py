@@ -13,7 +13,7 @@ from farflung.job import make_job
     [
         ({"sync": {"strategy": "diloco"}}, r"plan\.helpers with sync\.strategy = 'diloco': helpers' gradients are summed in the"),
         ({"sync": {"order": "any"}}, r"plan\.helpers with sync\.order = 'any': helpers' gradients are summed in the job's order"),
-        ({"codec": {"name": "topk"}}, r"plan\.helpers with codec\.name = 'topk': slices come in any order"),
+        ({"codec": {"name": "int8", "memory": "both"}}, r"plan\.helpers with codec\.memory = 'both': slices come in any order"),
     ],
 )
 def test_what_needs_an_order_is_refused(changes: dict[str, object], text: str) -> None:
@@ -24,6 +24,11 @@ def test_what_needs_an_order_is_refused(changes: dict[str, object], text: str) -
 def test_a_job_may_have_helpers() -> None:
     job = make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"helpers": True}})
     assert job.plan.helpers
+
+
+def test_the_links_of_a_job_with_helpers_may_have_a_codec() -> None:
+    job = make_job({"name": "x", "data": {"kind": "caller"}, "plan": {"helpers": True}, "codec": {"name": "topk"}})
+    assert job.codec.name == "topk"
 
 
 def test_a_delayed_update_is_for_helpers() -> None:

@@ -11,7 +11,7 @@ from tests.support.chains import chain
 TOPOLOGY = Topology.preset("local4-two-regions")
 
 
-def test_a_transformer_has_the_steps_of_both_systems() -> None:
+def test_a_transformer_has_the_steps_of_three_systems() -> None:
     graph = load_recipe("gpt", {"vocab": 61, "sequence": 16, "layers": 3, "width": 32, "heads": 2}).graph("train", 4)
     job = JobSpec(micro_batch_sizes=(4, 4, 2, 2), optimizer=OptimizerSpec(name="adamw"))
     work = transformer_work(graph, TOPOLOGY, job)
@@ -20,8 +20,8 @@ def test_a_transformer_has_the_steps_of_both_systems() -> None:
     assert work.activations == 4 * 16 * 32 * 4 * 0.75, "the mean micro-batch has three of four samples"
     assert work.states >= 4 * work.parameters
     found = other_systems(graph, TOPOLOGY, job)
-    assert {one.name for one in found} == {"Megatron-LM", "ZeRO-3"}
-    assert found[0].seconds <= found[1].seconds
+    assert {one.name for one in found} == {"Megatron-LM", "DeepSpeed, pipelines", "ZeRO-3"}
+    assert found[0].seconds <= found[1].seconds <= found[2].seconds
 
 
 def test_other_models_have_none() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from farflung.cluster import Topology
-from farflung.cost.other_systems import SystemStep, TransformerWork, megatron_step, zero3_step
+from farflung.cost.other_systems import SystemStep, TransformerWork, megatron_step, zero1_step, zero3_step
 from farflung.graph.ir import Graph, TensorSpec, ValueRef
 from farflung.graph.opset import OpClass, info
 from farflung.job.spec import JobSpec
@@ -18,12 +18,17 @@ from farflung.plan.estimation.cost_tables import CostTables
 __all__ = ["other_systems", "transformer_work"]
 
 
-def other_systems(graph: Graph, topology: Topology, job: JobSpec, tables: CostTables | None = None) -> tuple[SystemStep, ...]:
-    """The steps of Megatron-LM and ZeRO-3, the shortest first (empty: the model is no transformer, or nothing fits)."""
+def other_systems(
+    graph: Graph, topology: Topology, job: JobSpec, tables: CostTables | None = None, most: int | None = None
+) -> tuple[SystemStep, ...]:
+    """The steps of Megatron-LM, ZeRO-3 and DeepSpeed's pipelines, the shortest first. ``most``: the largest degree of pipelines.
+
+    Empty: the model is no transformer, or nothing fits.
+    """
     work = transformer_work(graph, topology, job, tables)
     if work is None:
         return ()
-    found = (megatron_step(work, topology), zero3_step(work, topology))
+    found = (megatron_step(work, topology, most), zero1_step(work, topology, most), zero3_step(work, topology))
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.seconds))
 
 

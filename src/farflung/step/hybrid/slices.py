@@ -1,7 +1,7 @@
 """What a server and a helper send each other of a stage: its states, tasks with what they need, and answers.
 
-Arrays stand in an order that both sides derive from plan and graph; shapes, or sizes, are checked before memory is taken. Nothing
-is compressed: helpers change no bit.
+Arrays stand in an order that both sides derive from plan and graph; shapes, or sizes, are checked before memory is taken. Values
+of slices have the codecs of ``slice_codecs``. States and gradients of parameters are not compressed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph, cut
 from farflung.graph.ir import StateKind, TensorSpec, ValueRef
-from farflung.messages.arrays import PackedArray, all_arrays, decode_array, decode_exact, pack_arrays
+from farflung.messages.arrays import PackedArray, all_arrays, decode_array, decode_exact, encode_array, pack_arrays, pack_encoded
 from farflung.messages.hybrid import HelperStates, SliceAnswer, SliceTask, When
 from farflung.messages.schema import kind_of
 from farflung.plan.buckets import trained_uses
@@ -23,6 +23,7 @@ from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.schedules.base import ActionKind
 from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
+from farflung.step.hybrid.slice_codecs import SliceCodecs
 from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES
 
@@ -57,6 +58,7 @@ class StageSlices:
 
     def __init__(self, setup: RunSetup, stage: int) -> None:
         self._setup, self.stage = setup, stage
+        self._codecs = SliceCodecs(setup)
         #: The stage's sub-graph by samples in the slice.
         self.pieces: Mapping[int, SubGraph] = {rows: cut(g, setup.plan.bounds)[stage] for rows, g in setup.graphs.items()}
         self.uses = tuple(trained_uses(setup.graph, setup.subgraphs[stage], setup.job.optimizer))
@@ -106,16 +108,20 @@ class StageSlices:
     def task_message(self, task: Task, work: ActionInputs) -> SliceTask:
         """``task`` with what it needs."""
         piece = self.pieces[self.rows(task.index)]
-        arrays: list[Array | None] = []
+        pack = self._codecs.for_helper
+        packed: list[PackedArray | None] = []
         if work.values is not None:
-            arrays += [work.values[edge.value] for edge in _inputs(piece)]
-            arrays += [work.data[name] for name in piece.placeholders]
+            packed += [
+                pack(task, _edges(piece.takes, edge.value), work.values[edge.value], gradient=False) for edge in _inputs(piece)
+            ]
+            packed += [encode_array(work.data[name], None) for name in piece.placeholders]
         if task.kind is TaskKind.BACKWARD:
             for value, count in _returned(piece):
-                assert len(work.gradients[value]) == count
-                arrays += work.gradients[value]
+                edges, parts = _edges(piece.requires_gradients, value), work.gradients[value]
+                assert len(parts) == count
+                packed += [pack(task, edges, part, gradient=True) for part in parts]
         head = self._head(SliceTask, task)
-        return pack_arrays(partial(head, weight=work.weight, inputs=work.values is not None), arrays, None)
+        return pack_encoded(partial(head, weight=work.weight, inputs=work.values is not None), packed)
 
     def read_task(self, message: SliceTask) -> Order:
         """What ``task_message`` wrote.
@@ -139,14 +145,22 @@ class StageSlices:
     def answer_message(self, task: Task, answer: ActionResult) -> SliceAnswer:
         """What ``task`` gave."""
         piece = self.pieces[self.rows(task.index)]
+        pack = self._codecs.for_server
+        packed: list[PackedArray | None] = []
         if task.kind is TaskKind.FORWARD:
-            arrays: list[Array | None] = [answer.values[edge.value] for edge in _outputs(piece)]
+            packed += [
+                pack(task, _edges(piece.gives, edge.value), answer.values[edge.value], gradient=False) for edge in _outputs(piece)
+            ]
         else:
-            arrays = [answer.values[value] for value in _sent_back(piece)]
-            arrays += [answer.gradients.get(use) for use in self.uses]
+            packed += [
+                pack(task, _edges(piece.sends_gradients, value), answer.values[value], gradient=True)
+                for value in _sent_back(piece)
+            ]
+            sums = (answer.gradients.get(use) for use in self.uses)
+            packed += [None if array is None else encode_array(array, None) for array in sums]
         outputs = {} if answer.loss is None else {"loss": answer.loss}
         head = self._head(SliceAnswer, task)
-        return pack_arrays(partial(head, seconds=answer.seconds, outputs=outputs), arrays, None)
+        return pack_encoded(partial(head, seconds=answer.seconds, outputs=outputs), packed)
 
     def read_answer(self, message: SliceAnswer) -> tuple[Task, ActionResult]:
         """What ``answer_message`` wrote.
@@ -200,6 +214,11 @@ class StageSlices:
 
 #: A gradient that comes back may hold one array for each reader (``gradient_parts`` of the stage that read it).
 _MOST_PARTS = 64
+
+
+def _edges(edges: Sequence[Edge], value: ValueRef) -> list[Edge]:
+    """The edges of ``value``."""
+    return [edge for edge in edges if edge.value == value]
 
 
 def _inputs(piece: SubGraph) -> list[Edge]:
