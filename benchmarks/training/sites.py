@@ -107,12 +107,12 @@ class Sites:
                 "one process": single.step,
             }
             seconds = _alternate(runs, settings, say)
+            peaks = {name: one.peak() for name, one in locals_.items()}
             equal = all(
                 np.array_equal(a, b)
                 for one in (ordered, locals_["site, divided"])
                 for a, b in zip(one.states(), single.states(), strict=True)
             )
-            peaks = {name: one.peak() for name, one in locals_.items()}
         planned = {name: _predicted(graph, settings, report, **kind) for name, kind in _SITES.items()}
         errors = {name: abs(found.step_seconds / median(seconds[name]) - 1.0) for name, found in planned.items()}
         memory = {name: peaks[name] / (found.devices[0].memory_bytes / settings.ranks) for name, found in planned.items()}

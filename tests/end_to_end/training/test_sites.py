@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from farflung.chaos.faults import Fault, judge
-from farflung.chaos.kills import differing_tensors, play
+from farflung.chaos.kills import BROKER, differing_tensors, play
 from farflung.checkpoint import export_file
 from farflung.cluster import Device, Topology
 from farflung.job import JobSpec
@@ -70,7 +70,7 @@ def divided(folder: RunFolder) -> set[str]:
 def test_the_weights_are_those_of_one_process(tmp_path: Path, names: str, changes: dict[str, Any]) -> None:
     with sites(tmp_path, names) as cluster:
         found = cluster.run(text_job(**CHANGES | changes))
-    truth = alone(tmp_path)
+    truth = alone(tmp_path, **{key: value for key, value in changes.items() if key != "plan"})
     assert found.result.status == "finished", found.result.cause
     assert len(found.devices) == len(names)
     assert plan_of(RunFolder(found.folder)).schedule.endswith("@2")
@@ -132,11 +132,12 @@ class Sites(Patient):
 
 
 @pytest.mark.timeout(300)
-def test_the_death_of_a_leader_costs_time_only(tmp_path: Path) -> None:
-    """The process that talks to the broker and to other sites is killed; its ranks end with it."""
+@pytest.mark.parametrize("victim", [pytest.param("b", id="leader"), pytest.param(BROKER, marks=pytest.mark.slow)])
+def test_the_death_of_a_leader_or_of_the_broker_costs_time_only(tmp_path: Path, victim: str) -> None:
+    """The process that talks to the broker and to other sites is killed, and its ranks end with it; or the broker is."""
     text_folder(tmp_path)
     job = text_job(**CHANGES | {"plan": SHARDED, "steps": 40, "checkpoint": {"every": 5}})
-    faults, told = (Fault(after_step=15, victim="b"),), list[str]()
+    faults, told = (Fault(after_step=15, victim=victim),), list[str]()
     with Sites(tmp_path / "wild", ["a", "b"], data=tmp_path) as wild:
         root, _, recoveries = play(wild, captured(job, tmp_path), faults, told.append)
     truth = alone(tmp_path, steps=40, checkpoint={"every": 5})

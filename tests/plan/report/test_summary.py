@@ -9,7 +9,7 @@ import pytest
 from farflung.job.spec import JobSpec
 from farflung.plan import Estimate, Plan, estimate, plan_answer, plan_line, stage_table
 from farflung.plan.estimation.results import SavingEstimate
-from farflung.plan.report.estimate_tables import saving_lines
+from farflung.plan.report.estimate_tables import saving_lines, stage_rows
 from farflung.plan.report.summary import listed
 from farflung.planners import get_planner
 from tests.support.chains import chain
@@ -66,6 +66,12 @@ def test_divided_parameters_have_a_line(planned: tuple[Plan, Estimate]) -> None:
     text = "fits only with parameters divided among ranks: 1.3 x slower (12 GB)"
     assert f"sites:          {text}" in plan_answer(planned[0], found, available=3).splitlines()
     assert plan_line(planned[0], found).endswith(f"; {text}")
+
+
+def test_a_stage_whose_parameters_ranks_divide_is_marked(planned: tuple[Plan, Estimate]) -> None:
+    first, *others = planned[1].replicas
+    found = replace(planned[1], replicas=(replace(first, sharded_bytes=1e6), *others))
+    assert [row[-1].endswith(" (divided)") for row in stage_rows(found)] == [False, True, False, False]
 
 
 def test_the_table_has_a_row_for_each_stage(planned: tuple[Plan, Estimate]) -> None:

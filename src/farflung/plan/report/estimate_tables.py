@@ -38,7 +38,7 @@ def stage_rows(estimate: Estimate) -> Rows:
                 f"{Flops(stage.forward_flops)}, {Seconds(stage.forward_seconds)}",
                 f"{Flops(stage.backward_flops)}, {Seconds(stage.backward_seconds)}",
                 f"{stage.in_flight}{' (recomputes)' if stage.recompute else ''}",
-                str(Bytes(stage.memory_bytes)),
+                f"{Bytes(stage.memory_bytes)}{' (divided)' if stage.sharded_bytes else ''}",
             )
         )
     return rows
