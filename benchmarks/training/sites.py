@@ -1,8 +1,11 @@
 """``sites``: steps per second of one site of two ranks over those of FSDP2 on the same two cores, GPT with AdamW.
 
-All run in turn, step by step: FSDP2 (one batch on each rank), a site in the job's order of additions, a site in any order, and
-one process that computes the two micro-batches one after the other. A step is forward, backward, exchange and update. The site's
-weights in the job's order must be those of the one process, bit by bit.
+All run in turn, step by step: FSDP2 (one batch on each rank), a site in the job's order of additions, a site in any order, a site
+whose ranks divide the parameters, and one process that computes the two micro-batches one after the other. A step is forward,
+backward, exchange and update. The site's weights in the job's order must be those of the one process, bit by bit.
+
+The step times of the sites are compared with the estimate for the speed and the exchanges that were measured before, and the
+largest memory of a rank beyond that of an idle one with its part of the estimate.
 """
 
 from __future__ import annotations
@@ -12,28 +15,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+import psutil
 
 from benchmarks.harness.base import Check, Report, Say, Settings, bounded
 from benchmarks.training.fsdp_peer import FsdpSettings
+from farflung.cluster import Device, Topology
 from farflung.engines import ComputeDevice, EngineSettings, MicroBatch, StageRunner, get_engine
-from farflung.engines.base import Array, Engine
+from farflung.engines.base import Array, DeviceReport, Engine
 from farflung.engines.isolated import Zygote
 from farflung.engines.site import SiteEngine, SiteRunner
 from farflung.frontends.recipes import load_recipe
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
-from farflung.job.spec import OptimizerSpec
+from farflung.job.spec import JobSpec, OptimizerSpec, SyncSpec
+from farflung.plan import Estimate, Plan, Stage, estimate
+from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["Sites", "SitesSettings"]
 
 _TARGET = 0.95
+#: The median error of predicted step times, and how much more memory than planned a rank may take.
+_ERROR, _MEMORY = 0.07, 1.0
+_ROOM = 8 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +88,36 @@ class Sites:
         assert isinstance(settings, SitesSettings)
         graph = load_recipe("gpt", settings.model).graph("train", settings.rows)
         with ExitStack() as opened:
-            site = SiteEngine(Zygote(), [ComputeDevice(name="cpu")] * settings.ranks)
+            zygote = Zygote()
+            site = SiteEngine(zygote, [ComputeDevice(name="cpu")] * settings.ranks)
             opened.callback(site.end)
-            ordered, free = (_Local(graph, site.attempt("cpu", 8 << 30), settings, any_order=any_) for any_ in (False, True))
+            site.set_threads(settings.threads)
+            report = site.measure("cpu")
+            locals_ = {}
+            for name, kind in _SITES.items():
+                before = _leaves(zygote.pid)
+                attempt = site.attempt("cpu", _ROOM)
+                ranks = [psutil.Process(pid) for pid in _leaves(zygote.pid) - before]
+                locals_[name] = _Local(graph, attempt, settings, ranks=ranks, **kind)
+            ordered = locals_["site, job's order"]
             single = _Local(graph, get_engine("torch"), settings)
             runs: dict[str, Callable[[int], None]] = {
                 "FSDP2": opened.enter_context(_fsdp(settings)),
-                "site, job's order": ordered.step,
-                "site, any order": free.step,
+                **{name: one.step for name, one in locals_.items()},
                 "one process": single.step,
             }
             seconds = _alternate(runs, settings, say)
-            equal = all(np.array_equal(a, b) for a, b in zip(ordered.states(), single.states(), strict=True))
+            peaks = {name: one.peak() for name, one in locals_.items()}
+            equal = all(
+                np.array_equal(a, b)
+                for one in (ordered, locals_["site, divided"])
+                for a, b in zip(one.states(), single.states(), strict=True)
+            )
+        planned = {name: _predicted(graph, settings, report, **kind) for name, kind in _SITES.items()}
+        errors = {name: abs(found.step_seconds / median(seconds[name]) - 1.0) for name, found in planned.items()}
+        memory = {name: peaks[name] / (found.devices[0].memory_bytes / settings.ranks) for name, found in planned.items()}
+        for name, found in planned.items():
+            say(f"{name}: predicted {found.step_seconds:.4f} s; a rank took {memory[name]:.2f} of its planned memory")
         rates = {name: 1.0 / median(values) for name, values in seconds.items()}
         ratios = {name: median(f / s for f, s in zip(seconds["FSDP2"], values, strict=True)) for name, values in seconds.items()}
         rows = [(name, f"{rates[name]:.2f}", f"{ratios[name]:.3f}") for name in runs]
@@ -102,9 +130,67 @@ class Sites:
             )
             for name in ("site, job's order", "site, any order")
         ]
-        checks.append(Check(name="bits", target="equal", measured="equal" if equal else "different", passed=equal))
-        figures = {"steps_per_second": rates, "ratios": ratios, "seconds": seconds, "equal": equal}
+        error, most = median(errors.values()), max(memory.values())
+        checks += [
+            Check(name="bits", target="equal", measured="equal" if equal else "different", passed=equal),
+            Check(
+                name="error of predicted steps (median)",
+                target=f"at most {_ERROR:.0%}",
+                measured=f"{error:.1%}",
+                passed=None if settings.quick else error <= _ERROR,
+            ),
+            Check(
+                name="memory of a rank / planned",
+                target=f"at most {_MEMORY}",
+                measured=f"{most:.2f}",
+                passed=None if settings.quick else most <= _MEMORY,
+            ),
+        ]
+        figures = {"steps_per_second": rates, "ratios": ratios, "seconds": seconds, "equal": equal} | {
+            "predicted": {name: found.step_seconds for name, found in planned.items()},
+            "errors": errors,
+            "memory": memory,
+            "rank_rate": report.rank_rate,
+            "rank_latency": report.rank_latency,
+        }
         return Report(figures=figures, columns=("", "steps/s", "ratio"), rows=rows, checks=tuple(checks))
+
+
+#: Sites, by what differs in their settings.
+_SITES: dict[str, dict[str, bool]] = {
+    "site, job's order": {},
+    "site, any order": {"any_order": True},
+    "site, divided": {"divided": True},
+}
+
+
+def _leaves(pid: int) -> set[int]:
+    """Processes under ``pid`` that have no children: the ranks of all attempts."""
+    return {one.pid for one in psutil.Process(pid).children(recursive=True) if not one.children()}
+
+
+def _predicted(
+    graph: Graph, settings: SitesSettings, report: DeviceReport, *, any_order: bool = False, divided: bool = False
+) -> Estimate:
+    """The estimate of one stage on a site as it was measured."""
+    device = Device(
+        name="site",
+        memory=Bytes(_ROOM),
+        speed=FlopsPerSecond(report.flops_per_second),
+        overhead=Seconds(report.launch_seconds),
+        convolution=report.convolution,
+        ranks=settings.ranks,
+        rank_latency=Seconds(report.rank_latency),
+        rank_rate=BytesPerSecond(report.rank_rate),
+    )
+    sizes = (settings.rows,) * settings.ranks
+    stage = Stage(index=0, start=0, stop=len(graph.ops), device="site", shard="parameters" if divided else "none")
+    schedule = f"1f1b@{settings.ranks}"
+    plan = Plan(graph_hash=graph.hash, planner="by hand", stages=(stage,), micro_batch_sizes=sizes, schedule=schedule)
+    sync = SyncSpec(order="any" if any_order else "job")
+    job = JobSpec(micro_batch_sizes=sizes, optimizer=OptimizerSpec(name="adamw"), sync=sync)
+    alone = Topology.from_matrices(np.zeros((1, 1)), np.full((1, 1), np.inf), [device])
+    return estimate(graph, plan, alone, job)
 
 
 def _alternate(runs: dict[str, Callable[[int], None]], settings: SitesSettings, say: Say) -> dict[str, list[float]]:
@@ -123,8 +209,20 @@ def _alternate(runs: dict[str, Callable[[int], None]], settings: SitesSettings, 
 class _Local:
     """The whole model as one stage of an engine, with a micro-batch for each rank."""
 
-    def __init__(self, graph: Graph, engine: Engine, settings: SitesSettings, *, any_order: bool = False) -> None:
-        opened = EngineSettings(optimizer=OptimizerSpec(name="adamw"), seed=settings.seed, any_order=any_order)
+    def __init__(
+        self,
+        graph: Graph,
+        engine: Engine,
+        settings: SitesSettings,
+        *,
+        any_order: bool = False,
+        divided: bool = False,
+        ranks: Sequence[psutil.Process] = (),
+    ) -> None:
+        """``ranks``: the processes of a site."""
+        adamw = OptimizerSpec(name="adamw")
+        opened = EngineSettings(optimizer=adamw, seed=settings.seed, any_order=any_order, sharded=divided)
+        self._ranks = [(one, one.memory_info().rss) for one in ranks]
         (piece,) = cut(graph, [(0, len(graph.ops))])
         engine.set_threads(settings.threads)
         self.runner: StageRunner = engine.open(piece, opened)
@@ -151,9 +249,19 @@ class _Local:
         runner.finish_gradients({})
         runner.update([1e-3], None)
 
+    def peak(self) -> float:
+        """The most bytes that a rank has taken since it was idle."""
+        return max(_highest(one) - idle for one, idle in self._ranks)
+
     def states(self) -> list[Array]:
         """All states, in order."""
         return [array for _, array in sorted(self.runner.states().items())]
+
+
+def _highest(process: psutil.Process) -> int:
+    """The largest resident memory that a process has had, in bytes."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 @contextmanager

@@ -154,6 +154,20 @@ def test_devices_on_one_host_are_read_written_and_slow_each_other_down():
         Topology.from_text(text.replace("1.25", "0.0"))
 
 
+def test_the_ranks_of_a_site_and_their_links():
+    text = GOOD.replace('kind = "cuda"', 'kind = "cuda"\nranks = 8\nrank_rate = "100 GB/s"\nrank_latency = "50 us"')
+    topology = Topology.from_text(text)
+    box = topology.device("box-0")
+    assert (box.ranks, box.rank_rate, box.rank_latency) == (8, 1e11, pytest.approx(5e-5))
+    assert Topology.from_text(topology.to_toml()) == Topology.from_json(topology.to_json()) == topology
+    with pytest.raises(InputError, match="ranks must be from 1 to 64, got 65; leave it out if it is no site"):
+        Topology.from_text(text.replace("ranks = 8", "ranks = 65"))
+    with pytest.raises(InputError, match=r"ranks: must be a whole number, got 'two'; write e.g. 8"):
+        Topology.from_text(text.replace("ranks = 8", 'ranks = "two"'))
+    with pytest.raises(InputError, match=r"rank_rate must be more than 0, got 0"):
+        Topology.from_text(text.replace("100 GB/s", "0 GB/s"))
+
+
 def test_the_disk_that_a_device_offers():
     text = GOOD.replace('kind = "cuda"', 'kind = "cuda"\noffload = "100 GB"\noffload_rate = "1 GB/s"')
     topology = Topology.from_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -131,6 +132,80 @@ def test_a_site_that_cannot_hold_the_stage_on_each_rank_is_refused():
     get_planner("equal_number").plan(graph(), topology, job=job)
     with pytest.raises(PlanError, match="memory"):
         get_planner("equal_number").plan(graph(), with_ranks(topology, 2, 2, 2, 2), job=job)
+
+
+def sited(memory, count=STAGES):
+    """The first ``count`` devices are sites of two ranks, whose ranks exchange 1 GB/s."""
+    topology = network(transfer=1e-6, memory=memory)
+    sites = [replace(one, ranks=2, rank_rate=BytesPerSecond(1e9)) for one in topology.devices[:count]]
+    return topology.with_devices([*sites, *topology.devices[count:]])
+
+
+def sharding(shard="auto", planner="op_fence"):
+    plan = PlanSpec(planner=planner, schedule="1f1b", recompute="never", shard=shard)
+    return JobSpec(micro_batch_sizes=(ROWS,) * 4, plan=plan, optimizer=OptimizerSpec(name="adamw"))
+
+
+def memory_of_sites(shard):
+    """Bytes that the fullest site needs under the planner ``equal_number``."""
+    topology, job = sited(1e12), sharding(shard, "equal_number")
+    plan = get_planner("equal_number").plan(wide(), topology, job=job)
+    return max(device.memory_bytes for device in estimate(wide(), plan, topology, job).devices)
+
+
+@functools.cache
+def wide():
+    """Six layers for each device, whose parameters are most of the memory."""
+    builder = GraphBuilder("wide")
+    value = builder.input("x", "float32", (ROWS, 8 * WIDTH))
+    for i in range(6 * STAGES):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=8 * WIDTH, out_features=8 * WIDTH)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, 8 * WIDTH)))
+    return builder.build()
+
+
+@pytest.mark.parametrize("planner", ["op_fence", "equal_number", "auto", "grid"])
+def test_parameters_are_divided_where_the_model_does_not_fit_otherwise(planner):
+    whole, divided = memory_of_sites("none"), memory_of_sites("parameters")
+    assert divided < 0.8 * whole
+    topology = sited(0.9 * divided + 0.1 * whole)
+    with pytest.raises(PlanError):
+        get_planner(planner).plan(wide(), topology, job=sharding("none", planner))
+    job = sharding(planner=planner)
+    plan = get_planner(planner).plan(wide(), topology, job=job)
+    found = estimate(wide(), plan, topology, job)
+    assert found.feasible
+    assert "parameters" in {stage.shard for stage in plan.stages}
+    assert plan.schedule.endswith("@2")
+    assert found.shard.needed
+    assert found.shard.factor > 1.0
+
+
+def test_parameters_stay_whole_where_they_fit():
+    plan = get_planner("op_fence").plan(wide(), sited(1e12), job=sharding())
+    assert {stage.shard for stage in plan.stages} == {"none"}
+    plan = get_planner("op_fence").plan(wide(), sited(1e12), job=sharding("parameters"))
+    assert {stage.shard for stage in plan.stages} == {"parameters"}
+
+
+def test_only_the_sites_that_need_it_divide_parameters():
+    topology, job = sited(1e12), sharding(planner="equal_number")
+    small = replace(topology.devices[1], memory=Bytes(0.5 * memory_of_sites("none") + 0.5 * memory_of_sites("parameters")))
+    topology = topology.with_devices([small if one.name == small.name else one for one in topology.devices])
+    plan = get_planner("equal_number").plan(wide(), topology, job=job)
+    assert [stage.shard for stage in plan.stages] == ["none", "parameters", "none", "none"]
+
+
+def test_a_device_that_is_no_site_has_whole_parameters():
+    plan = get_planner("equal_number").plan(wide(), sited(1e12, count=2), job=sharding("parameters", "equal_number"))
+    assert [stage.shard for stage in plan.stages] == ["parameters", "parameters", "none", "none"]
+    with pytest.raises(PlanError, match="and no worker is a site: join with --devices"):
+        get_planner("op_fence").plan(wide(), sited(1e12, count=0), job=sharding("parameters"))
+
+
+def test_a_model_that_does_not_fit_in_parts_either_is_refused():
+    with pytest.raises(PlanError, match=r"with parameters divided among ranks: device .* lacks"):
+        get_planner("equal_number").plan(wide(), sited(0.5 * memory_of_sites("parameters")), job=sharding(planner="equal_number"))
 
 
 ROOM = 1e9

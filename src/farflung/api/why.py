@@ -21,7 +21,7 @@ from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan
 from farflung.plan.estimation.other_systems import other_systems
-from farflung.plan.report.estimate_tables import offload_line
+from farflung.plan.report.estimate_tables import saving_lines
 from farflung.planners import Constrained, get_planner, planner_names
 from farflung.simulator import Simulation, Simulator
 from farflung.units import FlopsPerSecond, Seconds, counted
@@ -213,8 +213,7 @@ def _memory(case: Case) -> str:
     share = fullest.memory_bytes / fullest.memory_limit
     again = [stage for stage in case.estimate.stages if stage.recompute]
     text = f"{fullest.device} is the fullest device, {share:.0%} of its limit"
-    if case.estimate.offload is not None:
-        text += f"; {offload_line(case.estimate)}"
+    text += "".join(f"; {line}" for _, line in saving_lines(case.estimate))
     if not again:
         return text + (
             "; memory does not limit the plan"

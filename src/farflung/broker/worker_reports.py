@@ -185,6 +185,8 @@ def _offer(message: Hello) -> Offer:
         precisions=() if isinstance(item.precisions, UnsetType) else item.precisions,
         installed=item.installed or 0.0,
         ranks=item.ranks or 1,
+        rank_latency=item.rank_latency or 0.0,
+        rank_rate=item.rank_rate or 0.0,
         offload=item.offload or 0.0,
         offload_rate=item.offload_rate or 0.0,
     )

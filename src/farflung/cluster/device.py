@@ -14,6 +14,8 @@ __all__ = ["Device", "DeviceKind", "Link"]
 DeviceKind = Literal["cpu", "cuda", "mps", "xpu"]
 _KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 _NO_TIME, _MAX_OVERHEAD = Seconds(0.0), Seconds(1.0)
+#: As many as ``farflung join --devices`` takes.
+_MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Device:
     ``host``: devices with the same name here share the cores of one host ("": it shares with nobody), and ``host_capacity`` of
     them reach their full speed at the same time; of k that compute at once, each reaches ``host_capacity / k`` of it.
     ``ranks``: of a site, which compute as many micro-batches at once; ``memory`` and ``speed`` are those of all together.
+    ``rank_latency``, ``rank_rate``: an exchange of M bytes, in which each rank sends its part to all others, takes
+    ``rank_latency + M / rank_rate`` (None: not known, no time).
     ``offload``: bytes of its disk for states that do not fit into memory (None: none), and ``offload_rate`` what an update reads
     and writes there per second.
     """
@@ -57,6 +61,8 @@ class Device:
     lacks: frozenset[str] = frozenset()
     precisions: tuple[str, ...] = ()
     ranks: int = 1
+    rank_latency: Seconds = _NO_TIME
+    rank_rate: BytesPerSecond | None = None
     offload: Bytes | None = None
     offload_rate: BytesPerSecond | None = None
 
@@ -78,7 +84,11 @@ class Device:
             yield f"device {self.name!r}: convolution must be more than 0, got {self.convolution}; write e.g. 1.5"
         if not self.host_capacity > 0:
             yield f"device {self.name!r}: host_capacity must be more than 0, got {self.host_capacity}; write e.g. 2.0"
-        for key, cap in (("uplink", self.uplink), ("downlink", self.downlink)):
+        if not 1 <= self.ranks <= _MOST_RANKS:
+            yield f"device {self.name!r}: ranks must be from 1 to {_MOST_RANKS}, got {self.ranks}; leave it out if it is no site"
+        if not 0 <= self.rank_latency < float("inf"):
+            yield f'device {self.name!r}: rank_latency must be at least 0, got {self.rank_latency}; write e.g. "50 us"'
+        for key, cap in (("uplink", self.uplink), ("downlink", self.downlink), ("rank_rate", self.rank_rate)):
             if cap is not None and not cap > 0:
                 yield f'device {self.name!r}: {key} must be more than 0, got {cap}; write e.g. "20 Mbit/s"'
         if self.mtbf is not None and not 0 < self.mtbf < float("inf"):

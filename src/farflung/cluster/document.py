@@ -72,8 +72,9 @@ def device_entry(device: Device) -> dict[str, Any]:
     usual: dict[str, Any] = {"reliable": True, "uplink": None, "downlink": None, "nat": "", "mtbf": None, "convolution": 1.0}
     usual |= {"host": "", "host_capacity": float("inf")}
     usual |= {"engine": "", "precisions": (), "ranks": 1}
-    disk = {key: getattr(device, key) for key in ("offload", "offload_rate")}
-    entry |= {key: float(value) for key, value in disk.items() if value is not None}
+    rates = {key: getattr(device, key) for key in ("offload", "offload_rate", "rank_rate")}
+    entry |= {key: float(value) for key, value in rates.items() if value is not None}
+    entry |= {"rank_latency": float(device.rank_latency)} if device.rank_latency else {}
     lacks = {"lacks": sorted(device.lacks)} if device.lacks else {}
     return entry | lacks | {key: getattr(device, key) for key, value in usual.items() if getattr(device, key) != value}
 
@@ -102,6 +103,8 @@ def device_of_entry(entry: Mapping[str, Any]) -> Device:
         lacks=frozenset(map(str, entry.get("lacks", ()))),
         precisions=tuple(map(str, entry.get("precisions", ()))),
         ranks=int(entry.get("ranks", 1)),
+        rank_latency=Seconds(float(entry.get("rank_latency", 0.0))),
+        rank_rate=BytesPerSecond.parse(entry["rank_rate"]) if "rank_rate" in entry else None,
         offload=Bytes.parse(entry["offload"]) if "offload" in entry else None,
         offload_rate=BytesPerSecond.parse(entry["offload_rate"]) if "offload_rate" in entry else None,
     )

@@ -26,6 +26,9 @@
     mtbf = "6 h"                    # mean time between its failures (default: not known to fail)
     offload = "100 GB"              # disk space for optimizer states that do not fit into memory (default: none), and
     offload_rate = "1 GB/s"         # what an update reads and writes there
+    ranks = 8                       # a site: accelerators, over which memory and speed are sums (default 1: no site), and
+    rank_rate = "100 GB/s"          # bytes per second that they exchange, in which each sends its part to all others
+    rank_latency = "50 us"          # what such an exchange takes beside its bytes (default 0)
     count = 1                       # more than 1: laptop-0, laptop-1, ...
     uplink = "20 Mbit/s"            # all that it sends together (default: no limit), and
     downlink = "100 Mbit/s"         # all that it receives; no bandwidth of a pair is more than these
@@ -237,6 +240,13 @@ def _truth(reader: TableReader, where: str, table: Mapping[str, Any], key: str) 
     return bool(table[key])
 
 
+def _ranks(reader: TableReader, where: str, table: Mapping[str, Any], key: str) -> int:
+    value = table[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise reader.fail(f"{where}.{key}", f"must be a whole number, got {value!r}; write e.g. 8")
+    return value
+
+
 def _count(reader: TableReader, where: str, count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_DEVICES:
         raise reader.fail(f"{where}.count", f"must be a whole number from 1 to {_MAX_DEVICES}, got {count!r}")
@@ -255,6 +265,9 @@ _READERS: Mapping[str, _Read] = {
     "region": _plain,
     "kind": _plain,
     "disk": _quantity(Bytes),
+    "ranks": _ranks,
+    "rank_rate": _quantity(BytesPerSecond),
+    "rank_latency": _quantity(Seconds),
     "offload": _quantity(Bytes),
     "offload_rate": _quantity(BytesPerSecond),
     "reliable": _truth,
@@ -343,7 +356,9 @@ def write_topology(topology: Topology, digits: int | None = None) -> str:
         lines += [f"convolution = {device.convolution!r}"] if device.convolution != 1.0 else []
         lines += [f"region = {_quoted(device.region)}"] if device.region else []
         lines += [f"kind = {_quoted(device.kind)}"]
-        for key in ("disk", "offload", "offload_rate", "mtbf", *_CAPS):
+        lines += [f"ranks = {device.ranks}"] if device.ranks > 1 else []
+        lines += [f"rank_latency = {_written(device.rank_latency, digits)}"] if device.rank_latency else []
+        for key in ("disk", "rank_rate", "offload", "offload_rate", "mtbf", *_CAPS):
             value = getattr(device, key)
             lines += [] if value is None else [f"{key} = {_written(value, digits)}"]
         lines += [f"nat = {_quoted(device.nat)}"] if device.nat else []

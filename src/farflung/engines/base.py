@@ -53,6 +53,7 @@ class EngineSettings:
     ``any_order``: the ranks of a site may add gradients in another order than the job's.
     ``offload``: where optimizer states are between updates (None: in memory).
     ``sharded``: each rank of a site has a part of the parameters, and gathers those of a block before it computes.
+    ``part_ends``: the micro-batches before which ``StageRunner.close_part`` or ``take_gradients`` will end a part of the sum.
     """
 
     device: str = "cpu"
@@ -66,6 +67,7 @@ class EngineSettings:
     any_order: bool = False
     offload: StateFile | None = field(default=None, compare=False)
     sharded: bool = False
+    part_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class DeviceReport:
     the accelerator that it computes on, with names that are the same for all processes of the host (empty: not known).
     ``convolution``: how many times as fast as other operators convolutions run, by their FLOPs.
     ``reference_seconds``: what ``Engine.share`` compares with (0: it can't be compared).
+    ``rank_latency``, ``rank_rate``: an exchange of M bytes in a site takes ``rank_latency + M / rank_rate`` (0: it is no site).
     """
 
     name: str
@@ -95,6 +98,8 @@ class DeviceReport:
     processors: tuple[str, ...] = ()
     reference_seconds: float = 0.0
     convolution: float = 1.0
+    rank_latency: float = 0.0
+    rank_rate: float = 0.0
 
     @property
     def speed_factor(self) -> float:

@@ -216,6 +216,9 @@ class PlanSpec(Section):
     recompute: Literal["auto", "always", "never"] = "auto"
     #: Store optimizer states on the disks that workers offer, and read them for each update. `auto`: where memory requires it.
     offload: Literal["auto", "none", "optimizer"] = "auto"
+    #: Divide the parameters of a stage among the ranks of its site, which collect those of a block before it computes. `auto`:
+    #: where memory requires it.
+    shard: Literal["auto", "none", "parameters"] = "auto"
     #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.
     replicas: Count = 1
     #: Give unreliable workers no stage. They help the workers that have one, and may leave at any time.

@@ -100,6 +100,7 @@ class OfferItem(Item):
     process. ``region``: where the machine is, in its owner's words. ``disk``: free bytes. ``operators``, ``precisions``: what
     the worker's engine supports. ``probe``: what it computes of a small graph (``engines.probe``). ``installed``: bytes of the
     memory that all workers of the machine share. ``ranks``: of a site, over which ``memory`` and ``speed`` are sums.
+    ``rank_latency``, ``rank_rate``: seconds, and bytes per second, of an exchange between them.
     ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second.
     ``only``: the kind of run that the worker's owner allows, if not both.
     """
@@ -124,6 +125,8 @@ class OfferItem(Item):
     disk: Amount | UnsetType = UNSET
     installed: Amount | UnsetType = UNSET
     ranks: Annotated[int, Meta(ge=2, le=64)] | UnsetType = UNSET
+    rank_latency: Amount | UnsetType = UNSET
+    rank_rate: Positive | UnsetType = UNSET
     offload: Amount | UnsetType = UNSET
     offload_rate: Positive | UnsetType = UNSET
     only: Literal["training", "serving"] | UnsetType = UNSET

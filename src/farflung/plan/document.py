@@ -83,6 +83,8 @@ def _stage_body(stage: Stage) -> dict[str, object]:
     }
     if stage.offload != "none":
         body["offload"] = stage.offload
+    if stage.shard != "none":
+        body["shard"] = stage.shard
     if stage.adds is not None:
         body["adds"] = {"by": stage.adds.by, "toward": list(stage.adds.toward), "turns": stage.adds.turns}
     return body
@@ -127,12 +129,14 @@ def _count(value: object, where: str, least: int) -> int:
 
 def _stage(index: int, entry: object) -> Stage:
     where = f"stages[{index}]"
-    extra = {"adds", "offload"} & entry.keys() if isinstance(entry, dict) else set()
+    extra = {"adds", "offload", "shard"} & entry.keys() if isinstance(entry, dict) else set()
     table = _table(entry, where, {"start", "stop", "device", "recompute", "replicas"} | extra)
     if not isinstance(table["recompute"], bool):
         raise _fail(f"{where}.recompute", "true or false", table["recompute"])
     if table.get("offload", "optimizer") != "optimizer":
         raise _fail(f"{where}.offload", "'optimizer', or left out", table["offload"])
+    if table.get("shard", "parameters") != "parameters":
+        raise _fail(f"{where}.shard", "'parameters', or left out", table["shard"])
     return Stage(
         index=index,
         start=_count(table["start"], f"{where}.start", 0),
@@ -145,6 +149,7 @@ def _stage(index: int, entry: object) -> Stage:
         ),
         adds=_adds(f"{where}.adds", table["adds"]) if "adds" in extra else None,
         offload="optimizer" if "offload" in extra else "none",
+        shard="parameters" if "shard" in extra else "none",
     )
 
 

@@ -12,11 +12,25 @@ from typing import Literal
 
 from farflung.sync.reductions import Reduction
 
-__all__ = ["PLAN_VERSION", "CodecChoice", "LinkPlan", "Offload", "Plan", "Replica", "Setting", "Stage", "SyncLayer", "SyncPlan"]
+__all__ = [
+    "PLAN_VERSION",
+    "CodecChoice",
+    "LinkPlan",
+    "Offload",
+    "Plan",
+    "Replica",
+    "Setting",
+    "Shard",
+    "Stage",
+    "SyncLayer",
+    "SyncPlan",
+]
 
 PLAN_VERSION = 2
 #: What a stage can have on a disk.
 Offload = Literal["none", "optimizer"]
+#: What the ranks of a site can divide.
+Shard = Literal["none", "parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +53,7 @@ class Stage:
 
     ``recompute``: keep only the stage's inputs between forward and backward and run the forward again.
     ``offload``: what is on a disk while it is not needed: nothing, or the optimizer states.
+    ``shard``: what the ranks of a site divide beside optimizer states: nothing, or the parameters.
     ``replicas``: copies that share the micro-batches, in their order; the first is on ``device``, the stage's home, which
     speaks for it (checkpoints, norms, evaluation). Empty: the home computes all of them.
     ``adds``: how replicas sum their gradients (members by their place in ``replicas``); None: in the job's order.
@@ -52,6 +67,7 @@ class Stage:
     replicas: tuple[Replica, ...] = ()
     adds: Reduction | None = None
     offload: Offload = "none"
+    shard: Shard = "none"
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from farflung.graph.modules import ModuleRun
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan, Stage, assign_codecs, check_memory, codec_of, estimate
 from farflung.plan.estimation.stage_memory import exchange_memory, memory_of
-from farflung.plan.model import Offload, Replica
+from farflung.plan.model import Offload, Replica, Shard
 from farflung.plan.synchronization import named_sync
 from farflung.planners.cuts import join_runs
 from farflung.schedules import part_of
@@ -116,11 +116,13 @@ def settle(problem: Problem, placed: Sequence[tuple[int, int, str]], planner: st
 def with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence[SubGraph]) -> tuple[Stage, ...]:
     """``auto``: on a device that is too small, stages recompute in the order of what they save, until it fits.
 
-    All stages have their optimizer states on disks if the job says so (``planners.scheduled`` makes it say so).
+    All stages have optimizer states on disks, and parameters that ranks divide, if the job says so: ``planners.scheduled`` lets
+    it say so, and decides what stays.
     """
     wish, job = problem.job.plan.recompute, problem.job
     offload: Offload = "optimizer" if job.plan.offload == "optimizer" else "none"
-    stages = tuple(replace(stage, offload=offload) for stage in stages)
+    shard: Shard = "parameters" if job.plan.shard == "parameters" else "none"
+    stages = tuple(replace(stage, offload=offload, shard=shard) for stage in stages)
     if wish != "auto":
         return tuple(replace(stage, recompute=wish == "always") for stage in stages)
     kept: dict[str, list[_Kept]] = {}

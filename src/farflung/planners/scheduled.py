@@ -7,7 +7,9 @@ is shorter by a fiftieth and fits. Cost: four estimates.
 
 A plan with sites goes through its micro-batches in groups, one micro-batch for each rank. A site counts as one device with the
 speed of its ranks together. Each rank has the parameters of the site's stages (``engines.site.runner``), so planners see the
-memory of one rank.
+memory of one rank. If nothing fits, or the job says so, ranks divide the parameters. Then planners see a share of the memory of
+all ranks: all of it first, and less until the plan leaves enough for the blocks that ranks collect. Afterwards stages get whole
+parameters back, those with most bytes first, as long as the site has the memory. Cost: up to six more plans.
 
 ``Offloading`` puts optimizer states on disks where a model does not fit into memory otherwise. A first plan has all states in
 memory. If there is none, the planner plans for the devices that offer disk space, with the optimizer states of all stages there.
@@ -19,8 +21,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
-from farflung.cluster import Device, Topology
+from farflung.cluster import Topology
 from farflung.errors import PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
@@ -32,6 +35,8 @@ from farflung.units import Bytes
 __all__ = ["Offloading", "Scheduling", "Siting"]
 
 _WORTH = 0.98
+#: Shares of a site's memory that are tried.
+_TRIED = 6
 
 
 class Scheduling:
@@ -78,19 +83,58 @@ class Siting:
         return Siting(self._planner.judged_by(evaluate)) if isinstance(self._planner, Judged) else self
 
     def plan(self, graph: Graph, topology: Topology, *, job: JobSpec | None = None) -> Plan:
-        """See ``Planner.plan``."""
+        """See ``Planner.plan``.
+
+        Raises:
+            PlanError: nothing fits, or the job wants to divide parameters and there is no site.
+        """
+        job = job or JobSpec()
+        wish, most = job.plan.shard, max(device.ranks for device in topology.devices)
+        if most == 1 and wish == "parameters":
+            raise PlanError('plan.shard = "parameters", and no worker is a site: join with --devices, or set plan.shard = "auto"')
+        if most == 1:
+            return self._planner.plan(graph, topology, job=_with(job, shard="none"))
+        if wish != "parameters":
+            try:
+                plan = self._planned(graph, topology, _with(job, shard="none"), 1.0 / most)
+                check_memory(estimate(graph, plan, topology, job), job)
+                return plan
+            except PlanError as error:
+                if wish == "none":
+                    raise PlanError(f'{error}; or let ranks divide the parameters (plan.shard = "auto")') from None
+                whole = error
+        try:
+            plan = self._divided(graph, topology, _with(job, shard="parameters"), most)
+        except PlanError as error:
+            same = wish == "auto" and str(error) == str(whole)  # memory is not what is missing
+            raise (whole if same else PlanError(f"with parameters divided among ranks: {error}")) from None
+        return plan if wish == "parameters" else _relieved(plan, graph, topology, job, "shard")
+
+    def _divided(self, graph: Graph, topology: Topology, job: JobSpec, most: int) -> Plan:
+        """A plan that fits, in which the stages of sites divide their parameters."""
+        first: PlanError | None = None
+        for number in range(_TRIED):
+            try:
+                plan = self._planned(graph, topology, job, most ** (-number / _TRIED))
+                check_memory(estimate(graph, plan, topology, job), job)
+            except PlanError as error:
+                first = first or error
+            else:
+                return plan
+        assert first is not None
+        raise first
+
+    def _planned(self, graph: Graph, topology: Topology, job: JobSpec, share: float) -> Plan:
+        """A plan for sites as devices with a ``share`` of their memory, at least that of one rank."""
         ranks = {device.name: device.ranks for device in topology.devices}
-        if set(ranks.values()) == {1}:
-            return self._planner.plan(graph, topology, job=job)
-        devices = tuple(_one_rank(device) for device in topology.devices)
+        devices = [replace(one, memory=Bytes(one.memory * max(share, 1.0 / one.ranks)), ranks=1) for one in topology.devices]
         plan = self._planner.plan(graph, topology.with_devices(devices), job=job)
         base, given = read_group(plan.schedule)  # a job may name a group, and so does one that keeps a running plan's schedule
         count = math.lcm(given, *(ranks[device] for device in plan.devices))
-        return replace(plan, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
-
-
-def _one_rank(device: Device) -> Device:
-    return replace(device, memory=Bytes(device.memory / device.ranks), ranks=1)
+        stages = tuple(
+            one if any(ranks[device] > 1 for device in one.devices) else replace(one, shard="none") for one in plan.stages
+        )
+        return replace(plan, stages=stages, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
 
 
 class Offloading:
@@ -118,13 +162,13 @@ class Offloading:
                 'plan.offload = "optimizer", and no device offers disk space: join with --disk, or set plan.offload = "auto"'
             )
         if wish == "none" or not disks:
-            return self._planner.plan(graph, topology, job=_with(job, "none"))
-        forced = _with(job, "optimizer")
+            return self._planner.plan(graph, topology, job=_with(job, offload="none"))
+        forced = _with(job, offload="optimizer")
         fewer = topology if len(disks) == len(topology) else topology.select(disks)
         if wish == "optimizer":
             return _checked(self._planner.plan(graph, fewer, job=forced), graph, fewer, forced)
         try:
-            return self._planner.plan(graph, topology, job=_with(job, "none"))
+            return self._planner.plan(graph, topology, job=_with(job, offload="none"))
         except PlanError as error:
             in_memory = str(error)
         try:
@@ -132,11 +176,11 @@ class Offloading:
         except PlanError as error:
             same = str(error) == in_memory  # memory is not what is missing
             raise PlanError(in_memory if same else f"with optimizer states on disks: {error}") from None
-        return _relieved(found, graph, topology, job)
+        return _relieved(found, graph, topology, job, "offload")
 
 
-def _with(job: JobSpec, offload: str) -> JobSpec:
-    return job.model_copy(update={"plan": job.plan.model_copy(update={"offload": offload})})
+def _with(job: JobSpec, **settings: str) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update=settings)})
 
 
 def _checked(plan: Plan, graph: Graph, topology: Topology, job: JobSpec) -> Plan:
@@ -145,12 +189,12 @@ def _checked(plan: Plan, graph: Graph, topology: Topology, job: JobSpec) -> Plan
     return plan
 
 
-def _relieved(plan: Plan, graph: Graph, topology: Topology, job: JobSpec) -> Plan:
-    """``plan`` with as many states in memory as fit, those with most bytes first."""
+def _relieved(plan: Plan, graph: Graph, topology: Topology, job: JobSpec, key: Literal["offload", "shard"]) -> Plan:
+    """``plan`` without the setting ``key`` of as many stages as fit, those with most bytes first."""
     tables = CostTables.of(graph)
     first = estimate(graph, plan, topology, job, tables=tables)
-    for stage in sorted(first.stages, key=lambda stage: -stage.disk_bytes):
-        stages = tuple(replace(one, offload="none") if one.index == stage.index else one for one in plan.stages)
+    for stage in sorted(first.stages, key=lambda stage: -(stage.disk_bytes + stage.sharded_bytes)):
+        stages = tuple(replace(one, **{key: "none"}) if one.index == stage.index else one for one in plan.stages)  # type: ignore[arg-type]
         other = replace(plan, stages=stages)
         if estimate(graph, other, topology, job, tables=tables).feasible:
             plan = other

@@ -75,6 +75,7 @@ class Offer:
     up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
     what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
     machine share (0: unknown). ``ranks``: devices of a site, which compute different micro-batches at the same time (1: no site).
+    ``rank_latency``, ``rank_rate``: an exchange of M bytes between them takes ``rank_latency + M / rank_rate`` (0: unknown).
     ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second (0: none).
     ``only``: ``training`` or ``serving``, if its owner allows nothing else (empty: both).
     """
@@ -97,6 +98,8 @@ class Offer:
     precisions: tuple[str, ...] = ()
     installed: float = 0.0
     ranks: int = 1
+    rank_latency: float = 0.0
+    rank_rate: float = 0.0
     offload: float = 0.0
     offload_rate: float = 0.0
     only: str = ""

@@ -69,7 +69,7 @@ class MeasuredDevice:
                 "precisions": support.precisions,
                 "probe": probe_engine(engine, chosen.name),
                 "isolation": opened.level,
-                **({"ranks": len(options.devices)} if options.devices else {}),
+                **_ranks(options, report),
                 **_disk(options, log),
                 **_speed(report),
             }
@@ -159,6 +159,13 @@ def _measure(engine: Engine, chosen: ComputeDevice, peak: float | None) -> Devic
     except (RuntimeError, AssertionError, ValueError) as error:  # what PyTorch raises for a device that does not work
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"device {chosen.name!r} can't be used: {line}; try --device cpu") from None
+
+
+def _ranks(options: WorkerOptions, report: DeviceReport) -> dict[str, float]:
+    """Return the ranks of a site and how fast they exchange (empty: it is no site)."""
+    if not options.devices:
+        return {}
+    return {"ranks": len(options.devices), "rank_latency": report.rank_latency, "rank_rate": report.rank_rate}
 
 
 def _speed(report: DeviceReport) -> dict[str, float]:

@@ -154,3 +154,40 @@ def test_states_on_disks_are_a_line_of_the_answer(tmp_path: Path, capsys: pytest
     code, _, err = run(base, capsys)
     assert code == 5
     assert 'allow disks (plan.offload = "auto", and farflung join --disk)' in err
+
+
+SITE = """
+[[device]]
+name = "node"
+memory = {memory}
+speed = "100 GFLOP/s"
+ranks = 2
+rank_rate = "100 MB/s"
+rank_latency = "50 us"
+"""
+
+
+def test_divided_parameters_are_a_line_of_the_answer_and_of_its_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, topology = tmp_path / "job.toml", tmp_path / "site.toml"
+    deep = JOB.replace("layers = 2, width = 8", "layers = 12, width = 128").replace("[2, 2, 2]", "[2, 2]")
+    job.write_text(f'{deep}\n[plan]\nschedule = "1f1b"\nrecompute = "never"\n')
+    base: list[str | Path] = ["plan", job, "--topology", topology, "--planner", "equal_compute"]
+    topology.write_text('name = "one"\n' + SITE.format(memory=1e9))
+    code, out, err = run([*base, "--json"], capsys)
+    assert code == 0, err
+    found = json.loads(out)["estimate"]
+    assert found["shard"] is None
+    topology.write_text('name = "one"\n' + SITE.format(memory=0.8 * found["devices"][0]["memory_bytes"]))
+    code, out, err = run([*base, "--explain"], capsys)
+    assert code == 0, err
+    line = r"fits only with parameters divided among ranks: [\d.]+ x slower \([\d.]+ MB\)"
+    assert re.search(rf"^sites: +{line}$", out, re.MULTILINE)
+    assert re.search(rf"node is the fullest device, \d+% of its limit; {line}", out)
+    code, out, err = run([*base, "--json"], capsys)
+    assert [stage.get("shard") for stage in json.loads(out)["plan"]["stages"]] == ["parameters"]
+    job.write_text(job.read_text() + 'shard = "none"\n')
+    code, _, err = run(base, capsys)
+    assert code == 5
+    assert 'divide the parameters (plan.shard = "auto")' in err

@@ -142,6 +142,12 @@ def test_sharded_ranks_compute_together_and_lend_each_other_parameters(site: Sit
     assert [name for name, value in plain_.items() if not np.array_equal(found[name], value)] == []
 
 
+def test_a_site_measures_how_fast_its_ranks_exchange(site: SiteAttempt) -> None:
+    report = site.measure("cpu")
+    assert report.rank_rate > 1e6
+    assert 0.0 < report.rank_latency < 1.0
+
+
 def test_ranks_reach_nothing_but_each_other(site: SiteAttempt) -> None:
     assert set(site.holds) == set(PROTECTIONS)
 

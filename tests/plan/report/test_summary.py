@@ -8,8 +8,8 @@ import pytest
 
 from farflung.job.spec import JobSpec
 from farflung.plan import Estimate, Plan, estimate, plan_answer, plan_line, stage_table
-from farflung.plan.estimation.results import OffloadEstimate
-from farflung.plan.report.estimate_tables import offload_line
+from farflung.plan.estimation.results import SavingEstimate
+from farflung.plan.report.estimate_tables import saving_lines, stage_rows
 from farflung.plan.report.summary import listed
 from farflung.planners import get_planner
 from tests.support.chains import chain
@@ -54,11 +54,24 @@ def test_the_answer_is_a_labeled_line_for_each_question(planned: tuple[Plan, Est
     ],
 )
 def test_states_on_disk_have_a_line(planned: tuple[Plan, Estimate], factor: float, needed: bool, text: str) -> None:
-    found = replace(planned[1], offload=OffloadEstimate(factor=factor, needed=needed, nbytes=12e9))
-    assert offload_line(found) == text
+    found = replace(planned[1], offload=SavingEstimate(factor=factor, needed=needed, nbytes=12e9))
+    assert saving_lines(found) == [("disk", text)]
     assert f"disk:           {text}" in plan_answer(planned[0], found, available=3).splitlines()
     assert text in plan_line(planned[0], found)
-    assert offload_line(planned[1]) == ""
+    assert saving_lines(planned[1]) == []
+
+
+def test_divided_parameters_have_a_line(planned: tuple[Plan, Estimate]) -> None:
+    found = replace(planned[1], shard=SavingEstimate(factor=1.31, needed=True, nbytes=12e9))
+    text = "fits only with parameters divided among ranks: 1.3 x slower (12 GB)"
+    assert f"sites:          {text}" in plan_answer(planned[0], found, available=3).splitlines()
+    assert plan_line(planned[0], found).endswith(f"; {text}")
+
+
+def test_a_stage_whose_parameters_ranks_divide_is_marked(planned: tuple[Plan, Estimate]) -> None:
+    first, *others = planned[1].replicas
+    found = replace(planned[1], replicas=(replace(first, sharded_bytes=1e6), *others))
+    assert [row[-1].endswith(" (divided)") for row in stage_rows(found)] == [False, True, False, False]
 
 
 def test_the_table_has_a_row_for_each_stage(planned: tuple[Plan, Estimate]) -> None:

@@ -55,6 +55,16 @@ def test_the_runner_that_has_the_optimizer_gets_the_file(tmp_path: Path) -> None
     assert second.offload is None
 
 
+def test_a_stage_that_divides_its_parameters_knows_where_parts_of_the_sum_end() -> None:
+    given = setup()
+    stage = replace(given.plan.stages[0], offload="none", shard="parameters")
+    (first, second) = opened(replace(given, plan=replace(given.plan, stages=(stage,))))
+    assert (first.sharded, first.part_ends, second.sharded) == (True, (), True)
+    job = given.job.model_copy(update={"micro_batch_sizes": (4, 4, 2, 2), "virtual_replicas": 2})
+    plan = replace(given.plan, stages=(stage,), micro_batch_sizes=job.micro_batch_sizes)
+    assert opened(replace(given, plan=plan, job=job))[0].part_ends == (2, 4)
+
+
 def test_a_worker_without_a_disk_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"states of stage 0 on the disk of a, which offers none: join with --disk, or set"):
         opened(setup())

@@ -136,6 +136,15 @@ def test_sixty_four_devices_stay_readable(tmp_path: Path) -> None:
     assert (tmp_path / "plan.html").stat().st_size < 2_000_000
 
 
+def test_a_site_that_divides_parameters_says_so() -> None:
+    network_ = network(2, 2)
+    site, other = network_.devices
+    found = drawing(network_.with_devices([replace(site, ranks=2), other]), JobSpec(micro_batch_sizes=(8,) * 4), 6)
+    plan = replace(found.plan, stages=(replace(found.plan.stages[0], shard="parameters"), found.plan.stages[1]))
+    spots = scene_of_plan(plan, found.topology, found.estimate, found.simulation).spots
+    assert ["ranks divide the parameters of stage" in spot.facts for spot in spots] == [True, False]
+
+
 def test_hundreds_of_devices_are_drawn_as_regions_and_their_charts_cut() -> None:
     spots = tuple(Spot(name=f"d{i}", region=f"r{i % 20}", stages=(i % 4,), busy=0.5) for i in range(400))
     ways = tuple(Way(source=a.name, target=b.name, nbytes=1e6, share=0.1) for a, b in pairwise(spots))

@@ -38,7 +38,7 @@ from farflung.messages.submission import Bundle
 from farflung.plan import Estimate, Plan
 from farflung.planners import Constrained, Evaluate, Planner, get_planner
 from farflung.planners.auto import Auto, AutoSettings
-from farflung.planners.scheduled import Offloading
+from farflung.planners.scheduled import Offloading, Siting
 from farflung.thread_group import ThreadGroup
 
 __all__ = ["PlanningServer", "main"]
@@ -145,7 +145,7 @@ def _planner(job: JobSpec, start: Plan | None, seconds: float) -> Planner:
     if job.plan.planner != "auto":
         return get_planner(job.plan.planner)
     settings = AutoSettings(seconds=seconds, stages=job.limits.stages, replicas=job.limits.replicas)
-    return Offloading(Auto(settings if start is None else replace(settings, start=(start,))))
+    return Offloading(Siting(Auto(settings if start is None else replace(settings, start=(start,)))))
 
 
 def main() -> None:

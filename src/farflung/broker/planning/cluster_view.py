@@ -51,6 +51,8 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
             lacks=_lacking(member.offer),
             precisions=member.offer.precisions,
             ranks=member.offer.ranks,
+            rank_latency=Seconds(member.offer.rank_latency),
+            rank_rate=BytesPerSecond(member.offer.rank_rate) if member.offer.rank_rate else None,
             offload=Bytes(member.offer.offload) if member.offer.offload_rate else None,
             offload_rate=_disk_rate(member, shared),
         )
@@ -160,6 +162,9 @@ def _measured(known: Device, offered: Device) -> Device:
         engine=offered.engine,
         lacks=offered.lacks,
         precisions=offered.precisions,
+        ranks=offered.ranks,
+        rank_latency=offered.rank_latency,
+        rank_rate=offered.rank_rate,
         offload=offered.offload,
         offload_rate=offered.offload_rate,
     )

@@ -154,6 +154,9 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], workers: Sequence[st
         _say(f"  training time  {Seconds(found['seconds'])}")
     if evaluation := found.get("evaluation"):
         _say(f"  evaluation     loss {evaluation['loss']:.4f} after step {evaluation['step']}")
+    if divided := found.get("divided"):
+        stages = ", ".join(map(str, divided))
+        _say(f"  sites          ranks divide the parameters of stage{'s' * (len(divided) > 1)} {stages}")
     if found.get("checkpoint"):
         _say(f"  checkpoint     {found['checkpoint']}")
 

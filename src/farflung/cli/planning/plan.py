@@ -217,13 +217,13 @@ class _Planning:
         from farflung.planners import Constrained
         from farflung.planners.auto import Auto
         from farflung.planners.interleaved import Interleaving
-        from farflung.planners.scheduled import Offloading
+        from farflung.planners.scheduled import Offloading, Siting
 
         if self.fixed is not None and topology is self.topology:
             return plan_run(self.bundle, topology, judge, FixedPlan(self.fixed))
         name = self.bundle.job.plan.planner
         running = (self.running,) if self.running else ()
-        auto = Offloading(Interleaving(Auto(replace(self.auto, start=(*running, *start)))))
+        auto = Offloading(Siting(Interleaving(Auto(replace(self.auto, start=(*running, *start))))))
         planner = auto if name == "auto" else get_planner(name)
         return plan_run(self.bundle, topology, judge, Constrained(planner, running=self.running))
 

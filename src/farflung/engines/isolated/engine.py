@@ -149,6 +149,7 @@ class AttemptEngine:
                     any_order=settings.any_order,
                     offload=0 if file is None else file.nbytes,
                     sharded=settings.sharded,
+                    part_ends=settings.part_ends,
                 ),
                 share=None if share is None else share.number,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
 from farflung.engines.isolated.arena import Arena, Slot
-from farflung.engines.isolated.control import Arrays, Call, Done, Method
+from farflung.engines.isolated.control import Arrays, Call, Done, Fold, Method
 from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
@@ -137,10 +137,17 @@ class IsolatedRunner:
             self.attempt.post(self.backward_call(arena, key, gradients, weight))
             return self.went_back()
 
-    def backward_call(self, arena: Arena, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Call:
-        """The message of a backward, for ``post``; ``went_back`` takes the answer."""
+    def backward_call(
+        self,
+        arena: Arena,
+        key: MicroBatch,
+        gradients: Mapping[ValueRef, Sequence[Array]],
+        weight: float,
+        folds: tuple[Fold, ...] = (),
+    ) -> Call:
+        """The message of a backward, for ``post``; ``went_back`` takes the answer. ``folds``: what ranks add in it."""
         given: Arrays = {str(v): tuple(arena.write(array) for array in arrays) for v, arrays in gradients.items()}
-        return Call(runner=self.number, method="backward", key=key, values=given, weight=weight)
+        return Call(runner=self.number, method="backward", key=key, values=given, weight=weight, folds=folds)
 
     def went_back(self) -> Mapping[ValueRef, Array]:
         """Wait for the answer to a backward."""

@@ -123,6 +123,7 @@ class Service:
             any_order=given.any_order,
             offload=StateFile(self._files.pop(), given.offload) if given.offload else None,
             sharded=given.sharded,
+            part_ends=given.part_ends,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),
@@ -193,6 +194,8 @@ class Service:
 
     def _backward(self, runner: StageRunner, call: Call) -> Done:
         gradients = {ValueRef.parse(n): tuple(self._arena.view(slot) for slot in slots) for n, slots in call.values.items()}
+        if call.folds:
+            runner.gradients_of_blocks.expect(call.folds)  # type: ignore[attr-defined]
         found = runner.backward(call.key, gradients, call.weight)
         return Done(values=self._written({str(value): array for value, array in found.items()}))
 
@@ -237,6 +240,7 @@ class Service:
         return Done()
 
     def _assist(self, runner: StageRunner, call: Call) -> Done:
+        runner.gradients_of_blocks.expect(call.folds)  # type: ignore[attr-defined]
         runner.assist(back=call.method == "assist_backward")  # type: ignore[attr-defined]
         return Done()
 

@@ -154,6 +154,8 @@ def _together(reports: Sequence[DeviceReport], *, shared: bool) -> DeviceReport:
         processors=tuple(dict.fromkeys(name for report in reports for name in report.processors)),
         reference_seconds=sum(report.reference_seconds for report in reports) / count,
         convolution=sum(report.convolution for report in reports) / count,
+        rank_latency=max(report.rank_latency for report in reports),
+        rank_rate=min(report.rank_rate for report in reports),
     )
 
 

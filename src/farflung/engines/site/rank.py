@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from farflung.engines.base import Array, Forward, MicroBatch
 from farflung.engines.isolated.arena import Arena
-from farflung.engines.isolated.control import Call, Done, EngineCall, Message, Method
+from farflung.engines.isolated.control import Call, Done, EngineCall, Fold, Message, Method
 from farflung.engines.isolated.engine import AttemptEngine
 from farflung.engines.isolated.process import Compute
 from farflung.engines.isolated.runner import IsolatedRunner
@@ -135,11 +135,11 @@ class RankStage:
         return self.attempt.begin(lambda arena: runner.forward_call(arena, key, values, data), runner.forwarded)
 
     def begin_backward(
-        self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float
+        self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float, folds: tuple[Fold, ...] = ()
     ) -> Pending[Mapping[ValueRef, Array]]:
-        """Begin a backward."""
+        """Begin a backward. ``folds``: what the ranks add in it, if they divide the parameters."""
         runner = self.runner
-        return self.attempt.begin(lambda arena: runner.backward_call(arena, key, gradients, weight), runner.went_back)
+        return self.attempt.begin(lambda arena: runner.backward_call(arena, key, gradients, weight, folds), runner.went_back)
 
     def begin_call(self, method: Method, make: Callable[[Arena], Mapping[str, object]] = lambda _: {}) -> Pending[Done]:
         """Begin another call; ``make`` writes the arrays among its fields."""

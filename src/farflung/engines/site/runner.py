@@ -4,6 +4,7 @@ Each rank has the stage's parameters, and computes micro-batches of its own. The
 update of a parameter belong to one rank (``shards``). This rank sends the new parameter to the others. Ranks compute whole
 micro-batches, so each gradient has the bits that one device gives it. Owners add in the job's order (or, if the job allows
 any order, as torch.distributed adds).
+A stage may divide its parameters, too (ZeRO stage 3): then owners add gradients during the backward, block by block.
 Source: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, sections 5.1 and 5.2), PyTorch's ``ZeroRedundancyOptimizer``.
 """
 
@@ -84,15 +85,18 @@ class SiteRunner:
     def begin_backwards(self, work: Sequence[tuple[MicroBatch, Mapping[ValueRef, Sequence[Array]], float]]) -> None:
         """Begin backwards of micro-batches on different ranks; ``backward`` waits for each."""
         self._fold()
+        folds = tuple(Fold(key.step, key.index, self._sum.ranks[key]) for key, _, _ in work) if self.sharded else ()
         for key, gradients, weight in work:
-            self._backwards[key] = self.stages[self._sum.ranks[key]].begin_backward(key, gradients, weight)
-        self._assist("assist_backward", {self._sum.ranks[key]: self._backwards[key] for key, _, _ in work})
+            self._backwards[key] = self.stages[self._sum.ranks[key]].begin_backward(key, gradients, weight, folds)
+        self._assist("assist_backward", {self._sum.ranks[key]: self._backwards[key] for key, _, _ in work}, folds)
 
-    def _assist(self, method: Method, computing: Mapping[int, Pending[Any]]) -> None:
-        """Let the ranks that compute nothing send and receive parameters with those that do; ``computing``: by rank."""
+    def _assist(self, method: Method, computing: Mapping[int, Pending[Any]], folds: tuple[Fold, ...] = ()) -> None:
+        """Let the ranks that compute nothing send and receive with those that do; ``computing``: by rank."""
         if self.sharded:
-            ranks = enumerate(self.stages)
-            self._together[:] = [computing[rank] if rank in computing else stage.begin_call(method) for rank, stage in ranks]
+            self._together[:] = [
+                computing[rank] if rank in computing else stage.begin_call(method, lambda _: {"folds": folds})
+                for rank, stage in enumerate(self.stages)
+            ]
 
     def _wait_together(self) -> None:
         """Wait for all ranks where they wait for each other: an error of one ends the site."""

@@ -156,10 +156,10 @@ class StageStates:
         self._parts.clear()
         return found
 
-    def take_leaves(self) -> dict[Use, torch.Tensor]:
-        """What was accumulated since the last part ended, gone from here."""
+    def take_leaves(self, uses: Collection[Use] | None = None) -> dict[Use, torch.Tensor]:
+        """What ``uses`` (None: all) have accumulated since the last part ended, gone from here."""
         found: dict[Use, torch.Tensor] = {}
-        for use, leaf in self._accumulators():
+        for use, leaf in self._accumulators() if uses is None else [(use, self.leaf(use)) for use in uses]:
             if leaf.grad is not None:
                 found[use], leaf.grad = leaf.grad, None
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from farflung.cluster import Device, Topology
 from farflung.cost import (
@@ -19,6 +20,7 @@ from farflung.cost import (
 )
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
+from farflung.graph.parameter_blocks import parameters_of
 from farflung.job.spec import JobSpec
 from farflung.optim import file_bytes, state_bytes, update_flops
 from farflung.plan.estimation.cost_tables import CostTables
@@ -28,10 +30,11 @@ from farflung.plan.estimation.results import (
     Estimate,
     GradientExchange,
     LinkEstimate,
-    OffloadEstimate,
+    SavingEstimate,
     StageEstimate,
 )
-from farflung.plan.estimation.stage_memory import exchange_memory, memory_of, site_memory, site_pace
+from farflung.plan.estimation.site_costs import divides, rank_seconds, site_memory, site_pace
+from farflung.plan.estimation.stage_memory import exchange_memory, memory_of
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.synchronization import made_strategy
@@ -70,7 +73,7 @@ def estimate(
         InputError: the topology lacks a device of the plan, or a codec or schedule is unknown.
         GraphError: the stages do not tile the graph.
     """
-    in_memory = partial(estimate, graph, topology=topology, job=job, subgraphs=subgraphs, tables=tables)
+    other = partial(estimate, graph, topology=topology, job=job, subgraphs=subgraphs, tables=tables)
     job = job or JobSpec(micro_batch_sizes=plan.micro_batch_sizes)
     tables = tables or CostTables.of(graph)
     if plan.micro_batch_sizes != job.micro_batch_sizes:
@@ -113,19 +116,20 @@ def estimate(
         exchanges=tuple(exchanges),
         bound_by=bound,
         bound_share=share,
-        offload=_offloaded(plan, replicas, timeline.seconds, in_memory),
+        offload=_saving(plan, "offload", sum(stage.disk_bytes for stage in replicas), timeline.seconds, other),
+        shard=_saving(plan, "shard", sum(stage.sharded_bytes for stage in replicas), timeline.seconds, other),
     )
 
 
-def _offloaded(
-    plan: Plan, replicas: Sequence[StageEstimate], seconds: float, in_memory: Callable[[Plan], Estimate]
-) -> OffloadEstimate | None:
-    """What it costs that optimizer states are on disks (None: they are not)."""
-    if all(stage.offload == "none" for stage in plan.stages):
+def _saving(
+    plan: Plan, key: Literal["offload", "shard"], nbytes: float, seconds: float, other: Callable[[Plan], Estimate]
+) -> SavingEstimate | None:
+    """What the setting ``key`` of the plan's stages costs, which concerns ``nbytes`` (None: nothing has it)."""
+    if not nbytes:
         return None
-    other = in_memory(replace(plan, stages=tuple(replace(stage, offload="none") for stage in plan.stages)))
-    factor = seconds / other.step_seconds if other.step_seconds else 1.0
-    return OffloadEstimate(factor=factor, needed=not other.feasible, nbytes=sum(stage.disk_bytes for stage in replicas))
+    without = other(replace(plan, stages=tuple(replace(stage, **{key: "none"}) for stage in plan.stages)))  # type: ignore[arg-type]
+    factor = seconds / without.step_seconds if without.step_seconds else 1.0
+    return SavingEstimate(factor=factor, needed=not without.feasible, nbytes=nbytes)
 
 
 def divided(job: JobSpec, sizes: tuple[int, ...]) -> JobSpec:
@@ -177,8 +181,9 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     flying = item.unit.part.in_flight
     device = topology.device(item.unit.replica.device)
     cost = tables.table(device.kind)
-    memory = site_memory(memory_of(cost, stage, sub, job, flying), device.ranks)
+    memory = site_memory(memory_of(cost, stage, sub, job, flying), tables, stage, sub, device)
     pace = site_pace(device, sub, item.unit.replica.end - item.unit.replica.first)
+    ranks = rank_seconds(tables, stage, sub, device, job)
     sums = tables.sums(device.kind, sub)
     forward, forward_calls, convolution = sums.forward, sums.forward_calls, sums.forward_convolution
     backward = sums.backward + (forward if stage.recompute else 0.0)
@@ -204,11 +209,13 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         parameters=sums.parameters,
         forward_flops=forward,
         backward_flops=backward,
-        forward_seconds=pace * _seconds(device, device.work(forward, convolution), forward_calls),
-        backward_seconds=pace * _seconds(device, device.work(backward, back_convolution), backward_calls),
+        forward_seconds=pace
+        * (_seconds(device, device.work(forward, convolution), forward_calls) + ranks.forward / device.ranks),
+        backward_seconds=pace
+        * (_seconds(device, device.work(backward, back_convolution), backward_calls) + ranks.backward / device.ranks),
         weight_seconds=0.0 if stage.recompute else pace * device.work(sums.weight, sums.weight_convolution) / device.achieved,
         update_seconds=max(
-            _seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors), disk_seconds
+            _seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors) + ranks.update, disk_seconds
         ),
         in_flight=flying,
         recompute=stage.recompute,
@@ -217,6 +224,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         memory_bytes=float(memory.total[0]) + parts.get("exchange", 0.0) + item.samples,
         again_bytes=float(memory_of(cost, stage, sub, job, 0).activations[0]) if stage.recompute else 0.0,
         disk_bytes=on_disk,
+        sharded_bytes=float(sum(graph.state[name].spec.nbytes for name in parameters_of(sub))) if divides(stage, device) else 0.0,
     )
 
 

@@ -18,7 +18,7 @@ class StageEstimate:
     ``backward_flops`` and ``backward_seconds`` include the second forward of a stage that recomputes; ``weight_seconds`` is the
     part of ``backward_seconds`` that makes gradients of parameters. ``micro_batches``: (first, end) of those that it computes.
     ``again_bytes``: of its activations, what a second forward makes and its backward frees (0: it does not recompute).
-    ``disk_bytes``: of its optimizer states, if they are on a disk.
+    ``disk_bytes``: of its optimizer states, if they are on a disk. ``sharded_bytes``: of its parameters, if ranks divide them.
     """
 
     index: int
@@ -41,6 +41,7 @@ class StageEstimate:
     memory_bytes: float
     again_bytes: float = 0.0
     disk_bytes: float = 0.0
+    sharded_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +112,10 @@ class GradientExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadEstimate:
-    """What a plan with optimizer states on disks costs: its step over that of the same plan with all states in memory.
+class SavingEstimate:
+    """What saving memory costs: the plan's step over that of the same plan without it.
 
-    ``needed``: whether that one does not fit. ``nbytes``: on all disks.
+    ``needed``: whether that one does not fit. ``nbytes``: on all disks, or of all parameters that ranks divide.
     """
 
     factor: float
@@ -130,7 +131,7 @@ class Estimate:
     real wire factor. ``step_seconds``: one optimizer step from the timed dry-run. ``exchange_bytes``: gradients of tied
     parameters between devices and all between replicas, per step (on average over a period); ``replica_bytes``: between replicas,
     which send each other ``exchanged``. ``stages``: each on its home; ``replicas``: all copies of all stages.
-    ``offload``: None: nothing is on disks.
+    ``offload``: None: nothing is on disks. ``shard``: None: no site divides parameters among its ranks.
     """
 
     stages: tuple[StageEstimate, ...]
@@ -149,7 +150,8 @@ class Estimate:
     exchanges: tuple[GradientExchange, ...]
     bound_by: str
     bound_share: float
-    offload: OffloadEstimate | None = None
+    offload: SavingEstimate | None = None
+    shard: SavingEstimate | None = None
 
     @property
     def feasible(self) -> bool:

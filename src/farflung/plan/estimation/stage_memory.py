@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from farflung.cluster import Device
 from farflung.cost import (
     MemorySettings,
     OpCost,
@@ -53,31 +50,6 @@ def memory_of(
     )
     arrays = np.array([received], dtype=np.float64), np.array([sum(sent.values())], dtype=np.float64)
     return stage_memory(cost, stage.start, [stage.stop], settings, *arrays)
-
-
-def site_memory(memory: StageMemory, ranks: int) -> StageMemory:
-    """Return the memory of a stage on all ``ranks`` of a site together; activations are those of all micro-batches in flight.
-
-    Each rank has the parameters, and the gradients of the micro-batch that it computed. The sums and the optimizer states are
-    there once. While ranks add, all gradients but those of the own rank are in buffers of the sender and of the receiver.
-    """
-    if ranks == 1:
-        return memory
-    return replace(
-        memory,
-        parameters=ranks * memory.parameters,
-        gradients=(ranks + 1 + 2 * (ranks - 1)) * memory.gradients,
-        workspace=ranks * memory.workspace,
-        messages=ranks * memory.messages,
-        update=ranks * memory.update,
-    )
-
-
-def site_pace(device: Device, sub: SubGraph, micro_batches: int) -> float:
-    """Return by how much a site is slower than all its ranks together: some have no micro-batch, or only one can compute."""
-    if any(sub.graph.position[value.op] in sub.positions for _, value in sub.graph.state_updates):
-        return float(device.ranks)
-    return -(-micro_batches // device.ranks) * device.ranks / micro_batches
 
 
 def _state_factor(sub: SubGraph, job: JobSpec) -> float:

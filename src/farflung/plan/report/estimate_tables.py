@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from farflung.plan.estimation.results import Estimate
 from farflung.units import Bytes, Flops, Seconds
 
-__all__ = ["count", "device_rows", "explain", "link_rows", "offload_line", "rate", "stage_rows", "table"]
+__all__ = ["count", "device_rows", "explain", "link_rows", "rate", "saving_lines", "stage_rows", "table"]
 
 Rows = list[tuple[str, ...]]
 
@@ -38,7 +38,7 @@ def stage_rows(estimate: Estimate) -> Rows:
                 f"{Flops(stage.forward_flops)}, {Seconds(stage.forward_seconds)}",
                 f"{Flops(stage.backward_flops)}, {Seconds(stage.backward_seconds)}",
                 f"{stage.in_flight}{' (recomputes)' if stage.recompute else ''}",
-                str(Bytes(stage.memory_bytes)),
+                f"{Bytes(stage.memory_bytes)}{' (divided)' if stage.sharded_bytes else ''}",
             )
         )
     return rows
@@ -82,8 +82,7 @@ def explain(estimate: Estimate) -> str:
     served = max((stage.memory.get("serving", 0.0) for stage in estimate.replicas), default=0.0)
     if served:
         lines.append(f"memory for helpers: up to {Bytes(served)} per stage (inputs, states and waiting gradients)")
-    if estimate.offload is not None:
-        lines.append(offload_line(estimate))
+    lines += [text for _, text in saving_lines(estimate)]
     tied = estimate.exchange_bytes - estimate.replica_bytes
     if estimate.replica_bytes:
         usual = "" if estimate.exchanged == "gradients" else " on average"
@@ -103,14 +102,15 @@ def explain(estimate: Estimate) -> str:
     return "\n".join(lines)
 
 
-def offload_line(estimate: Estimate) -> str:
-    """Return what optimizer states on disks cost (empty: there are none)."""
-    found = estimate.offload
-    if found is None:
-        return ""
-    fits = "fits only with optimizer states on disk" if found.needed else "optimizer states on disk"
-    slower = f"{found.factor:.2g} x slower" if found.factor >= 1.005 else "not slower"
-    return f"{fits}: {slower} ({Bytes(found.nbytes)})"
+def saving_lines(estimate: Estimate) -> Rows:
+    """Return what saving memory costs, as label and text: optimizer states on disks, and parameters that ranks divide."""
+    kinds = (("disk", "optimizer states on disk", estimate.offload), ("sites", "parameters divided among ranks", estimate.shard))
+    rows: Rows = []
+    for label, way, found in kinds:
+        if found is not None:
+            slower = f"{found.factor:.2g} x slower" if found.factor >= 1.005 else "not slower"
+            rows.append((label, f"{'fits only with ' if found.needed else ''}{way}: {slower} ({Bytes(found.nbytes)})"))
+    return rows
 
 
 def rate(samples_per_second: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from farflung.plan.estimation.results import Estimate
 from farflung.plan.model import Plan
-from farflung.plan.report.estimate_tables import count, offload_line, rate, table
+from farflung.plan.report.estimate_tables import count, rate, saving_lines, table
 from farflung.units import Bytes, Seconds, counted
 
 __all__ = ["listed", "plan_answer", "plan_line", "stage_table"]
@@ -23,7 +23,7 @@ def plan_line(plan: Plan, estimate: Estimate) -> str:
     return (
         f"plan: {counted(len(plan.stages), 'stage')} on {listed(plan.devices)}; "
         f"predicted step {Seconds(estimate.step_seconds)} ({rate(estimate.step_throughput)}); bottleneck: {estimate.bound_by}"
-        + (f"; {offload_line(estimate)}" if estimate.offload is not None else "")
+        + "".join(f"; {text}" for _, text in saving_lines(estimate))
     )
 
 
@@ -46,7 +46,7 @@ def plan_answer(plan: Plan, estimate: Estimate, *, available: int, remedy: str =
         ("stages", f"{len(plan.stages)} (planner {plan.planner}, schedule {plan.schedule}, {batches} per step)"),
         ("devices", f"{len(plan.devices)} of {available} used: {listed(plan.devices)}"),
         ("memory", f"{fullest.device} is the fullest device: {used} ({share:.0%}), {free} free"),
-        *([("disk", offload_line(estimate))] if estimate.offload is not None else []),
+        *saving_lines(estimate),
         ("bottleneck", f"{estimate.bound_by}, busy for {estimate.bound_share:.0%} of the step"),
         *([("to speed it up", remedy)] if remedy else []),
     ]

@@ -10,7 +10,7 @@ from farflung.messages.router import PeerRouter
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.base import GradientPart, Reduction
 from farflung.step.reduction.gradient_sums import GradientSums
-from farflung.step.reduction.orders import AddOrder, PartEnd, job_order, route_order
+from farflung.step.reduction.orders import AddOrder, PartEnd, add_order
 from farflung.step.run_setup import RunSetup
 from farflung.step.transfer.outbox import Outbox
 
@@ -56,6 +56,5 @@ def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox, on_part: Cal
 
     ``on_part``: see ``GradientExchange``.
     """
-    in_order = all(stage.adds is None for stage in setup.plan.stages)
-    order: AddOrder = job_order(setup) if in_order else route_order(setup)
+    order = add_order(setup)
     return GradientExchange(order, GradientSums(setup.run, order, inbox, links), on_part)

@@ -27,7 +27,18 @@ from farflung.step.reduction.pieces import GradientPiece
 from farflung.step.run_setup import RunSetup
 from farflung.sync.reductions import Route, runs_of
 
-__all__ = ["AddOrder", "JobOrder", "PartEnd", "Role", "RouteOrder", "StageUses", "job_order", "route_order", "uses_of"]
+__all__ = [
+    "AddOrder",
+    "JobOrder",
+    "PartEnd",
+    "Role",
+    "RouteOrder",
+    "StageUses",
+    "add_order",
+    "job_order",
+    "route_order",
+    "uses_of",
+]
 
 
 class PartEnd(Enum):
@@ -224,6 +235,11 @@ class RouteOrder:
             which = f"number {message.bucket} of {peer} is none of them"
             raise WireError(f"stage {message.stage} has {len(routes)} pieces to sum here, {which}")
         return routes[message.bucket], devices.index(self.device), devices.index(peer)
+
+
+def add_order(setup: RunSetup) -> AddOrder:
+    """Return the job's order, or that of the plan's routes where the job allows any order."""
+    return job_order(setup) if all(stage.adds is None for stage in setup.plan.stages) else route_order(setup)
 
 
 def job_order(setup: RunSetup) -> JobOrder:

@@ -12,6 +12,7 @@ from farflung.graph.cut import SubGraph
 from farflung.optim import file_bytes
 from farflung.plan.model import Plan
 from farflung.schedules import orders_of, splits
+from farflung.step.reduction.orders import PartEnd, add_order
 from farflung.step.run_setup import RunSetup
 
 __all__ = ["open_stage", "splits_backward"]
@@ -34,6 +35,7 @@ def open_stage(
         FarflungError: the engine refuses the graph.
         DiskFull: the disk has no space for the optimizer states, which the plan puts there.
     """
+    sharded = setup.plan.stages[stage].shard == "parameters"
     settings = EngineSettings(
         device=device,
         seed=setup.job.seed,
@@ -44,6 +46,8 @@ def open_stage(
         budget=setup.budget,
         any_order=setup.job.sync.order == "any",
         offload=_state_file(setup, stage),
+        sharded=sharded,
+        part_ends=_part_ends(setup, stage) if sharded else (),
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}
@@ -52,6 +56,13 @@ def open_stage(
         base = base or runners[rows]
         settings = replace(settings, offload=None)  # the first one has the optimizer
     return runners
+
+
+def _part_ends(setup: RunSetup, stage: int) -> tuple[int, ...]:
+    """The micro-batches of ``stage`` here before which a part of the sum of gradients ends."""
+    order = add_order(setup)
+    own = next(replica for replica in setup.plan.replicas_of(stage) if replica.device == setup.device)
+    return tuple(index + 1 for index in own.micro_batches if order.ends(stage, index) is not PartEnd.NONE)
 
 
 def _state_file(setup: RunSetup, stage: int) -> StateFile | None:

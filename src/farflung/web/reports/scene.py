@@ -213,6 +213,8 @@ def _spot(plan: Plan, topology: Topology | None, name: str, busy: float | None, 
             facts.append(f"micro-batches {own.first} to {own.end - 1} of stage {stage.index} ({len(stage.replicas)} replicas)")
         if stage.recompute:
             facts.append(f"stage {stage.index} recomputes")
+        if stage.shard == "parameters":
+            facts.append(f"ranks divide the parameters of stage {stage.index}")
     if busy is not None:
         facts.append(f"computes in {percent(busy)} of the step")
     if memory is not None:

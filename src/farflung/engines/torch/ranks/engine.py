@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from farflung.engines.base import EngineSettings, StageRunner
+from farflung.engines.base import DeviceReport, EngineSettings, StageRunner
 from farflung.engines.torch.engine import TorchEngine
 from farflung.engines.torch.ranks.group import RankGroup
 from farflung.engines.torch.ranks.runner import RankRunner
@@ -30,3 +31,9 @@ class RankEngine(TorchEngine):
         if isinstance(share, ShardedRunner) or (share is None and settings.sharded):
             return ShardedRunner(subgraph, settings, (device, self.group), share)
         return RankRunner(subgraph, settings, (device, self.group), share)
+
+    def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:
+        """See ``Engine``; also how long the ranks exchange. All ranks measure at the same time."""
+        report = super().measure(device, peak_flops_per_second)
+        latency, rate = self.group.measure()
+        return replace(report, rank_latency=latency, rank_rate=rate)

@@ -2,7 +2,8 @@
 
 A forward goes through the blocks in their order, and a backward in the reverse one. Autograd runs the operators of a backward in
 the reverse order of their forward, so the first operator of a block that goes back asks for the parameters of that block.
-A split backward is computed as a whole, because its second part would gather everything once more.
+When a backward leaves a block, the owners add the block's gradients (``block_gradients``). A split backward is computed as a
+whole, because its second part would gather everything once more.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from typing import Any
 import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
+from farflung.engines.isolated.control import Fold
 from farflung.engines.site.shards import owners
 from farflung.engines.stateful_runner import trained_states
 from farflung.engines.torch.optimizers.offloaded_update import OffloadedOptimizer
 from farflung.engines.torch.optimizers.wide_update import AnyOptimizer
 from farflung.engines.torch.program import Call
-from farflung.engines.torch.ranks.group import RankGroup
+from farflung.engines.torch.ranks.block_gradients import BlockGradients
+from farflung.engines.torch.ranks.group import Layout, RankGroup
 from farflung.engines.torch.ranks.runner import RankRunner
 from farflung.engines.torch.ranks.sharded_states import ShardedStates
 from farflung.engines.torch.ranks.shards import Gathering, Shards
 from farflung.engines.torch.states import StageStates
 from farflung.graph.cut import SubGraph
-from farflung.graph.ir import ValueRef
-from farflung.graph.parameter_blocks import parameter_blocks
+from farflung.graph.ir import Use, ValueRef
+from farflung.graph.parameter_blocks import Block, parameter_blocks
 
 __all__ = ["ShardedRunner"]
 
@@ -45,7 +48,16 @@ class ShardedRunner(RankRunner):
         self._ahead = shards.steps([block.reads for block in self._blocks])
         self._back = shards.steps([block.back for block in reversed(self._blocks)])
         self._pass = Gathering(shards, ())
+        others = None if share is None else share.gradients_of_blocks
+        layouts = [self._layouts(block) for block in reversed(self._blocks)]
+        self.gradients_of_blocks: BlockGradients = BlockGradients(layouts, at, settings.part_ends, self.state.take_leaves, others)
         self._program.calls = list(self._gathering_calls())
+
+    def _layouts(self, block: Block) -> list[Layout[Use]]:
+        """For each rank the uses of its parameters whose gradients are complete when a backward leaves ``block``."""
+        graph, positions = self.subgraph.graph, self.subgraph.positions
+        own = {graph.ops[position].name for position in positions[block.start : block.stop]}
+        return [Layout({use: place[2:] for use, place in whole.places.items() if use.op in own}) for whole in self._uses]
 
     @property
     def _shards(self) -> Shards:
@@ -109,9 +121,16 @@ class ShardedRunner(RankRunner):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def _begin_pass(self, steps: Sequence[Sequence[Any]]) -> None:
+    def _begin_pass(self, steps: Sequence[Sequence[Any]], left: Callable[[int], None] = lambda step: None) -> None:
         self._pass.end()
-        self._pass = Gathering(self._shards, steps)
+        self._pass = Gathering(self._shards, steps, left)
+
+    def _begin_back(self) -> None:
+        self._begin_pass(self._back, self.gradients_of_blocks.leave)
+
+    def _end_back(self) -> None:
+        self._pass.end()
+        self.gradients_of_blocks.finish()
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._begin_pass(self._ahead)
@@ -119,7 +138,7 @@ class ShardedRunner(RankRunner):
 
     @contextmanager
     def _going_back(self) -> Iterator[None]:
-        self._begin_pass(self._back)
+        self._begin_back()
         with super()._going_back():
             yield
 
@@ -132,7 +151,7 @@ class ShardedRunner(RankRunner):
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
         """See ``StageRunner``."""
         found = super().backward(key, gradients, weight)
-        self._pass.end()
+        self._end_back()
         return found
 
     def backward_weights(self, key: MicroBatch) -> None:
@@ -144,8 +163,28 @@ class ShardedRunner(RankRunner):
         if not back or self._settings.recompute:
             self._begin_pass(self._ahead)
         if back and self._goes_back:
-            self._begin_pass(self._back)
-        self._pass.end()
+            self._begin_back()
+        self._end_back()
+
+    def fold(self, folds: Sequence[Fold], *, whole: bool) -> None:
+        """End parts of the sum; ``whole``: give what has been added to the leaves. Backwards have added all gradients."""
+        for fold in folds:
+            if fold.close:
+                self._show_sum()
+                self.close_part(last=fold.last)
+        if whole:
+            self._show_sum()
+
+    def _show_sum(self) -> None:
+        self.state.add_leaves(self.gradients_of_blocks.take())
+
+    def _set_apart(self, key: MicroBatch) -> None:
+        """Nothing: the owners have the gradients already."""
+
+    def discard(self) -> None:
+        """See ``StageRunner``."""
+        self.gradients_of_blocks.clear()
+        super().discard()
 
     @property
     def _goes_back(self) -> bool:

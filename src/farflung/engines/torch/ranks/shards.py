@@ -8,7 +8,7 @@ owners (``engines.site.shards``), and a gather is one broadcast of each owner, b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,9 +119,9 @@ class Gathering:
     All ranks make the same passes in the same order, also those that compute nothing in them.
     """
 
-    def __init__(self, shards: Shards, steps: Sequence[Sequence[Shard]]) -> None:
-        """``steps``: the shards of each block, in the order of the pass."""
-        self._shards, self._steps = shards, steps
+    def __init__(self, shards: Shards, steps: Sequence[Sequence[Shard]], left: Callable[[int], None] = lambda step: None) -> None:
+        """``steps``: the shards of each block, in the order of the pass. ``left`` is called after each block."""
+        self._shards, self._steps, self._left = shards, steps, left
         self._at = -1
         self._begun: list[tuple[int, Any]] = []
 
@@ -155,3 +155,4 @@ class Gathering:
         for shard in self._steps[step]:
             if shard not in following:
                 shard.free(self._shards.group.rank)
+        self._left(step)
