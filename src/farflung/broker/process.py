@@ -133,6 +133,7 @@ class Broker:
     ) -> None:
         """Make the parts in the order in which they need each other. ``close`` runs in the reverse order."""
         say, now = log.say, wall_time()
+        # who may join, and what they may use
         authority = CertificateAuthority.open(self.home / "authority", now)
         credentials = authority.server_credentials(now)
         self.tickets = TicketBook(self.home / "tickets.sqlite")
@@ -140,6 +141,7 @@ class Broker:
         access = AccessControl(self.tickets, self.names, AuditLog(self.home, wall_time, say))
         quotas = TicketQuotas(storage.quotas)
         folders = RunFolders(self.home / "runs", self.names.ticket, storage)
+        # what the broker knows of members, runs and links; the machine gets what earlier processes knew before anybody joins
         self.sessions = SessionTable(self.names.advance)
         self.runs = RunTable()
         links = LinkTable(self.home / "links.json", say)
@@ -155,6 +157,7 @@ class Broker:
         stores = _stores(journal, standing, presence, storage.leadership)
         self._leadership = storage.leadership
         self.manager = RunManager(self.runs, self.network, notices, self.sessions.send, judge, stores)
+        # the servers, and the parts that answer calls: none is called before ``_listen``
         self.serving = serving = Sessions(self.sessions, self._make_reports(notices), say, access.unwelcome, access.recheck)
         server, door = self._make_servers(opening, credentials, access, quotas, say)
         access.register(server, serving.remove, self._reset_standing)
@@ -166,6 +169,7 @@ class Broker:
         transfers = self._make_transfers(opening, folders, quotas, notices, storage.mirror)
         submissions = Submissions(runs=self.runs, folders=folders, begin=self.manager.submit, quotas=quotas, check=trackers.check)
         self._serve_requests(opening, server, folders, (transfers, submissions, tunnel))
+        # runs of earlier processes are in the table before workers come back with their states
         restored = RestoredRuns(
             folder=folders.root,
             add=self.manager.restore,

@@ -33,8 +33,8 @@ __all__ = ["Chain", "ChainPlan", "Slot"]
 Vector = npt.NDArray[np.float64]
 
 
-#: Arrays of one device's seconds that are kept, and cuts.
-_KEPT, _CUTS = 256, 4096
+#: Entries at which a cache of arrays, and the cache of cuts, is emptied.
+_MOST_ARRAYS, _MOST_CUTS = 256, 4096
 #: The pace may exceed the best one by these factors if the total time gains from it.
 _SLACK = (1.0, 1.1, 1.5, np.inf)
 #: More candidates than this are thinned: of neighbours the one where least crosses stays.
@@ -90,8 +90,8 @@ class Slot:
     work: float = 0.0
 
 
-#: What chains of the same tables share: those of every planner and schedule.
-_HELD: WeakKeyDictionary[CostTables, dict[tuple[object, ...], _Matrices]] = WeakKeyDictionary()
+#: Matrices by what they depend on, for all chains of the same cost tables: every planner and schedule uses them.
+_SHARED: WeakKeyDictionary[CostTables, dict[tuple[object, ...], _Matrices]] = WeakKeyDictionary()
 
 
 class Chain:
@@ -103,18 +103,29 @@ class Chain:
         """
         self.problem, self.pieces = problem, pieces
         self.stop = len(problem.graph.ops) if stop is None else stop
-        self._matrices: dict[str, _Matrices] = {}
         self.cost = problem.cost
+        #: Positions in the graph at which a stage may begin or end. All arrays below are indexed by candidate, not by position.
         self.positions = _candidates(problem, self.cost, self.stop)
         factor = wire_factor_of(codec_of(problem.job))
+        #: Bytes on the wire that cross a cut with each micro-batch, and those of the gradients that come back.
         self.ahead = self.cost.crossing_forward[self.positions] * factor
         self.back = self.cost.crossing_backward[self.positions] * factor
+        #: Bytes in memory of the values that cross a cut.
         self.dense = self.cost.crossing_forward[self.positions]
+        # caches: a search asks for thousands of orders of the same few kinds of devices
+        #: kind of device -> matrices
+        self._matrices: dict[str, _Matrices] = {}
+        #: number of stages -> micro-batches in flight in each
         self._flying: dict[int, tuple[int, ...]] = {}
+        #: (kind of device, micro-batches in flight) -> bytes of a stage in pieces
         self._divided: dict[tuple[str, int], Pieces] = {}
-        self._held: dict[tuple[str, int], tuple[Vector, Vector]] = {}
+        #: the same key -> bytes of a stage as it is, and recomputing
+        self._stage_bytes: dict[tuple[str, int], tuple[Vector, Vector]] = {}
+        #: figures of a slot -> seconds of each stage, and the least seconds of those that begin there and end no earlier
         self._computed: dict[tuple[object, ...], tuple[Vector, Vector]] = {}
+        #: latencies and rates of a link -> seconds of the busier wire, and of the way there and back
         self._wires: dict[tuple[float, ...], tuple[Vector, Vector]] = {}
+        #: slots and slacks -> cuts, pace and seconds of a step
         self._cuts: dict[tuple[object, ...], tuple[tuple[int, ...], float, float] | None] = {}
 
     def solve(self, order: Sequence[int], first_work: float = 0.0, first_memory: float = 0.0) -> ChainPlan | None:
@@ -137,7 +148,7 @@ class Chain:
             if self.pieces > 1 and wish != "never":
                 kind, limit = topology.devices[device].kind, float(topology.devices[device].memory)
                 here = tuple(int(np.searchsorted(self.positions, end)) for end in ends)
-                if min(float(held[here]) for held in self._whole_bytes(kind, flying)) > limit:
+                if min(float(nbytes[here]) for nbytes in self._whole_bytes(kind, flying)) > limit:
                     ends = [int(self.positions[i]) for i in in_pieces(self._again(kind, flying), here, self.pieces)]
             placed += [(start, stop, topology.names[device]) for start, stop in pairwise(ends)]
         return tuple(placed)
@@ -151,7 +162,7 @@ class Chain:
             return None
         key = (tuple(slots), tuple(slacks))
         if key not in self._cuts:
-            if len(self._cuts) >= _CUTS:
+            if len(self._cuts) >= _MOST_CUTS:
                 self._cuts.clear()
             self._cuts[key] = self._cut(slots, slacks)
         return self._cuts[key]
@@ -281,7 +292,7 @@ class Chain:
         key = (slot.kind, slot.speed, slot.overhead, slot.convolution, slot.memory - slot.taken, slot.work, slot.copies, flying)
         found = self._computed.get(key)
         if found is None:
-            if len(self._computed) >= _KEPT:
+            if len(self._computed) >= _MOST_ARRAYS:
                 self._computed.clear()
             compute = self._compute(slot, flying)
             found = self._computed[key] = compute, np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]
@@ -293,7 +304,7 @@ class Chain:
     def _wire(self, links: tuple[float, float, float, float]) -> tuple[Vector, Vector]:
         """Seconds of the busier wire and of the whole way there and back, by candidate; ``links``: both latencies and rates."""
         if links not in self._wires:
-            if len(self._wires) >= _KEPT:
+            if len(self._wires) >= _MOST_ARRAYS:
                 self._wires.clear()
             late, rate, late_back, rate_back = links
             ahead, back = self.ahead / rate, self.back / rate_back
@@ -318,11 +329,11 @@ class Chain:
     def _bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
         """Memory of the stage between each two candidates with ``flying`` micro-batches in flight: as it is, and recomputing."""
         key = (kind, flying)
-        if key not in self._held:
-            if len(self._held) >= _KEPT // 4:
-                self._held.clear()
-            self._held[key] = self._count_bytes(kind, flying)
-        return self._held[key]
+        if key not in self._stage_bytes:
+            if len(self._stage_bytes) >= _MOST_ARRAYS // 4:
+                self._stage_bytes.clear()
+            self._stage_bytes[key] = self._count_bytes(kind, flying)
+        return self._stage_bytes[key]
 
     def _count_bytes(self, kind: str, flying: int) -> tuple[Vector, Vector]:
         full, less = self._whole_bytes(kind, flying)
@@ -368,10 +379,10 @@ class Chain:
                 optimizer.delayed,
                 self.problem.job.plan.offload == "optimizer",
             )
-            held = _HELD.setdefault(self.problem.tables, {})
-            if key not in held:
-                held[key] = _matrices(self.problem, self.problem.tables.table(kind), self.positions, self.dense)
-            self._matrices[kind] = held[key]
+            shared = _SHARED.setdefault(self.problem.tables, {})
+            if key not in shared:
+                shared[key] = _matrices(self.problem, self.problem.tables.table(kind), self.positions, self.dense)
+            self._matrices[kind] = shared[key]
         return self._matrices[kind]
 
 

@@ -72,10 +72,13 @@ class Run:
     #: Workers that have not dropped the last attempt yet.
     awaited: set[str] = field(default_factory=set)
     state: RunState = RunState.WAITING
+    #: The workers of the current plan, and those of them that have prepared and that have ended their part.
     devices: tuple[str, ...] = ()
     prepared: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
+    #: The number of the current attempt (0: there was none). Reports of an earlier one are ignored.
     attempts: int = 0
+    #: Whether somebody has asked to stop it.
     stopping: bool = False
     #: Why its attempt ends after the current step, and the next one begins without a worker (empty: it does not).
     migrating: str = ""
@@ -83,6 +86,7 @@ class Run:
     accuser: str = ""
     #: Whether a worker has ended it before the job's end.
     unfinished: bool = False
+    #: Why it failed or was stopped (empty: it was not), and the kind of error.
     cause: str = ""
     kind: str = ""
     #: Its plans are for reliable workers only; ``unreliable`` ones help them.
@@ -93,6 +97,7 @@ class Run:
     engines: tuple[str, ...] = ()
     #: Whether it serves a model; otherwise it trains one.
     serves: bool = False
+    #: Workers without a stage that help those with one.
     helpers: set[str] = field(default_factory=set)
     #: helper -> how often it failed in this attempt
     failed_helpers: dict[str, int] = field(default_factory=dict)

@@ -64,9 +64,7 @@ _Out = tuple[int, range, float, float, int]
 class _Clock:
     """Actions are numbers: ``(stage * 3 + rank of the kind) * micro-batches + micro-batch``; the loops are hot.
 
-    ``queues``: the tracks of all stages (``progress.Track``); ``queues_of``: which are a device's; ``leads`` over the queue
-    ``partner`` (-1: none). ``arrived``: when the last of the values for an action comes, of those that were sent; ``missing``:
-    how many were not.
+    All times are seconds from the begin of the step.
     """
 
     def __init__(self, orders: Sequence[PreparedOrder], times: PipelineTimes) -> None:
@@ -75,9 +73,12 @@ class _Clock:
         self.width = width = max((order.width for order in orders), default=1)
         self.devices = {device: index for index, device in enumerate(sorted(set(times.device)))}
         self.device_of = [self.devices[device] for device in times.device]
+        #: The tracks of all stages (``progress.Track``), as numbers of actions. A queue stays at least ``leads`` actions
+        #: behind the queue ``partner`` (-1: it has none).
         self.queues: list[list[int]] = []
         self.leads: list[int] = []
         self.partner: list[int] = []
+        #: The queues of each device.
         self.queues_of: list[list[int]] = [[] for _ in self.devices]
         for stage, order in enumerate(orders):
             first, base = len(self.queues), stage * 3 * width
@@ -86,6 +87,7 @@ class _Clock:
                 self.queues.append([base + rank * width + m for rank, m in track])
                 self.leads.append(order.leads[index])
                 self.partner.append(first + 1 - index if len(order.tracks) == 2 else -1)
+        #: How many actions of each queue have begun.
         self.at = [0] * len(self.queues)
         #: devices on hosts whose cores they share
         self.sharing = {
@@ -99,6 +101,7 @@ class _Clock:
         #: of each device: what its actions take that have not begun
         self.left = [sum(self.seconds[n] for q in queues for n in self.queues[q]) for queues in self.queues_of]
         self.busy = list(self.left)
+        #: Of each action: how many of its values have not been sent, and when the last one of those sent arrives.
         self.missing = [0] * (len(orders) * 3 * width)
         self.arrived = [0.0] * len(self.missing)
         self.links: dict[Link, int] = {}
@@ -110,8 +113,10 @@ class _Clock:
             self._edge(edge)
         for exchange in times.exchanges:
             self._parts(exchange)
+        #: Of each link: when it has carried all that it was given, and how long it has carried.
         self.link_free = [0.0] * len(self.links)
         self.link_busy = [0.0] * len(self.links)
+        #: When the last action of each stage ended.
         self.ends = [0.0] * len(orders)
         self.count = 0
 

@@ -52,6 +52,7 @@ class Machine:
         self.heap: list[Event] = []
         self.random = random.Random(settings.seed)
         self.network: Serial | Shared = (Shared if program.caps else Serial)(program, settings, self.heap, self.random)
+        # of each action of a step, by its number
         self.device = [action.device for action in program.actions]
         self.seconds = [action.seconds for action in program.actions]
         self.rank = [action.rank for action in program.actions]
@@ -60,21 +61,26 @@ class Machine:
         self.takes = [action.takes for action in program.actions]
         self.gives = [action.gives for action in program.actions]
         self.count = len(program.actions)
+        #: Values that an action still waits for, by step base + number of the action: the base of step s is s * ``count``.
         self.missing = [action.needed for action in program.actions] * settings.steps
         #: of the step that each device is in: its number, the number of its first action, how far each stage and the tail are
         self.step = [0] * len(program.devices)
         self.base = [0] * len(program.devices)
         self.at = [[0] * len(tracks) for tracks in program.tracks]
         self.tail_at = [0] * len(program.devices)
+        #: of each device: the actions of its stages that have not begun in this step (then its tail follows), whether it waits
         self.left = [self._work(device) for device in devices]
         self.idle = [True] * len(program.devices)
         self.last = [tail[-1] for tail in program.tail]
+        #: seconds: when each step ended, and how long each device has computed
         self.ends = [0.0] * settings.steps
         self.busy = [0.0] * len(program.devices)
         self.spans: list[Span] = []
+        #: bytes of values that each device has now, the most that it had, and (time, device, bytes) of each change
         self.now_bytes = [0.0] * len(program.devices)
         self.peak = [0.0] * len(program.devices)
         self.memory: list[tuple[float, int, float]] = []
+        #: orders events of the same time: the one that was posted first comes first
         self.number = 0
         self.noted = settings.spans
         self.spread = settings.jitter.compute

@@ -119,6 +119,10 @@ class ControlSession:
         """The broker has accepted this worker, and expires it after ``lease`` seconds of silence."""
         self.welcomed, self._lease.length = True, lease
 
+    def fence(self) -> None:
+        """The broker has expired this worker's lease although the worker is running."""
+        self.fenced = True
+
     def dismiss(self, cause: str) -> None:
         """The broker ends the session because of ``cause``."""
         self.dismissed = cause

@@ -298,7 +298,7 @@ class Worker:
         return router
 
     def _fenced(self, _: str, command: Fenced) -> None:
-        self.session.fenced = True
+        self.session.fence()
         self._log(f"the broker has given this worker up: {command.cause}")
 
     def _lend(self, command: Lend) -> None:

@@ -42,7 +42,7 @@ def case_of(rule: str = "trimmed_mean", *, stages: int = 2, **changes: Any) -> C
     document = {
         "steps": STEPS,
         "micro_batch_sizes": SIZES,
-        "optimizer": {"name": "sgd", "lr": 0.5},
+        "optimizer": {"name": "sgd", "lr": 1.0},
         "plan": {"replicas": 5},
         "sync": {"strategy": "robust", "settings": settings},
     }

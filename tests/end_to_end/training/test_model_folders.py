@@ -83,7 +83,7 @@ def test_a_worker_needs_the_files_of_its_stage_only(tmp_path: Path) -> None:
         assert shards["a"] - shards["b"]
         assert shards["b"] - shards["a"]
         for name, needed in shards.items():
-            for file in set(files.arrays_of()) - needed:
+            for file in set(files.values()) - needed:
                 (tmp_path / name / "model" / file).unlink()
         parted = cluster.run(job)
         assert parted.result.status == "finished", parted.result.cause

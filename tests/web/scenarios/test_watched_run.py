@@ -60,9 +60,9 @@ class Cluster:
         self.link = self.broker.until(r"http://\S+/sign-in#\S+")[0]
         self.ticket = self.broker.until(r"--ticket (\S+)")[1]
         join = self.broker.until(r"farflung join (\S+)")[1]
-        self.workers = {
-            name: self.start(name, "join", join, "--name", name, "--listen", "127.0.0.1:0") for name in ("ada", "bob", "eve")
-        }
+        # without the limit, the run would take the processors that the browser needs
+        limits = ("--listen", "127.0.0.1:0", "--isolation", "off", "--bandwidth", "500 kbit/s")
+        self.workers = {name: self.start(name, "join", join, "--name", name, *limits) for name in ("ada", "bob", "eve")}
         for worker in self.workers.values():
             worker.until("joined the broker")
         submitted = self.start("submit", "submit", "job.toml", "--home", self.home)

@@ -122,12 +122,9 @@ class Synchronizer:
         world = world_of(plan, setup.graph, setup.job, stage, setup.number)
         elsewhere = held_elsewhere(plan.sync, stage)
         mark = next((name for layer in layers for name in layer if name not in elsewhere), layers[0][0])
-        replica = StageReplica(stage, world, layers, runner, mark)
-        replica.remembered.registers = replica.registers
-        replica.first_servers = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
-        if self.strategy.traits.layer_gain:
-            replica.times = LayerTimes(world)
-        return replica
+        servers = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
+        times = LayerTimes(world) if self.strategy.traits.layer_gain else None
+        return StageReplica(stage, world, layers, runner, mark, first_servers=servers, times=times)
 
     def retained(self) -> dict[str, Array]:
         """What a checkpoint must hold of the replicas here, as optimizer slots; waits for exchanges that are under way.

@@ -64,9 +64,12 @@ class StageReplica:
     first_servers: tuple[int, ...] = ()
     exchanges: OpenExchanges = field(default_factory=OpenExchanges)
     #: What codecs dropped; its registers lie among the others.
-    remembered: Remembered = field(default_factory=Remembered)
+    remembered: Remembered = field(init=False)
     #: What layers take here, where the strategy follows measured times.
     times: LayerTimes | None = None
+
+    def __post_init__(self) -> None:
+        self.remembered = Remembered(registers=self.registers)
 
     def names(self, layers: Sequence[int]) -> list[str]:
         """The parameters of ``layers``."""

@@ -44,8 +44,11 @@ __all__ = ["Carried", "Connection", "MessageKind", "NeverBegan", "NotAdmitted", 
 _HEAD = struct.Struct("<BBHIQ")
 _CRC = struct.Struct("<I")
 _SIZE = _HEAD.size + _CRC.size
+#: Bytes: of a message's body at most, and those that one turn of the thread reads before it sends again.
 _MAX_BODY = 2 << 20
 _READ_BUDGET = 4 << 20
+#: Milliseconds that the thread waits at most: for anything; while it rests, to see the next round trip; while it looks what the
+#: system has sent; and for room in the system's buffer.
 _POLL_MS, _PAUSE_MS, _LOOK_MS, _ROOM_MS = 500.0, 4.0, 4.0, 2.0
 #: How long a connection that has sent its last message waits for the peer to close.
 LINGER_SECONDS = 5.0

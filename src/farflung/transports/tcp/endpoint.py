@@ -77,8 +77,10 @@ class TcpEndpoint:
         self._handler, self._events = handler, events
         #: What was sent to each peer and received from it.
         self.meter = Meter(MonotonicClock())
+        #: Guards addresses, admitted names and links. A link's own lock is never taken under it.
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        #: peer -> where it can be dialled (empty: it dials this side)
         self._addresses: dict[str, str] = {}
         #: Who may call, where only peers may.
         self._admitted: set[str] = set()
