@@ -126,7 +126,7 @@ export default {
           formatter: (rows) => `${escaped(spec.x)} ${unitX(rows[0].value[0])}` + rows.filter((r) => r.value[1] !== null)
             .map((r) => `<br>${r.marker}${escaped(r.seriesName)} <b>${this.shown(r.value[1])}</b>`).join("") },
         xAxis: { type: spec.logarithmic ? "log" : "value", min: "dataMin", max: "dataMax", name: "", splitLine: { show: false }, minInterval: spec.xUnit ? 0 : 1, ...axis,
-          axisLabel: { ...axis.axisLabel, formatter: unitX, hideOverlap: true, showMaxLabel: true } },
+          axisLabel: { ...axis.axisLabel, formatter: unitX, hideOverlap: true, showMinLabel: spec.xUnit ? false : null, showMaxLabel: true } },
         yAxis: { type: "value", scale: spec.zero ? false : true, splitNumber: 4, ...axis, axisLine: { show: false },
           splitLine: { lineStyle: { color: css("--hair") } }, axisLabel: { ...axis.axisLabel, formatter: (v) => this.shown(v) } },
         dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "shift", moveOnMouseWheel: false }],
