@@ -48,8 +48,8 @@ def test_every_registered_command_is_listed() -> None:
     assert {name: entry.module for name, entry in COMMANDS.items()} == registered
 
 
-#: Commands that print no facts: they run until they are ended, and their output is a log or that of other programs.
-LASTING = {"broker", "join", "serve", "web", "demo", "emulate"}
+#: Commands that print a log until they are ended. `status` and `ticket issue` print what a broker's log says as JSON.
+LASTING = {"broker", "join", "serve"}
 
 
 def every_command() -> dict[str, Any]:

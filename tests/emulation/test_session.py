@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -307,17 +308,24 @@ def test_the_command_runs_in_one_node_or_in_each(tmp_path):
     assert "the emulation has no node 'moon'; known are laptop-fast, laptop-slow" in unknown.stderr
 
 
-def test_a_program_beside_and_counters(tmp_path):
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_program_beside_and_counters(tmp_path, form):
     serve = f"laptop-fast: {sys.executable} -m http.server 8000 --bind {{address}}"
     fetch = (
         "import time, urllib.request\nfor _ in range(100):\n try:\n  print(len(urllib.request.urlopen("
         "'http://{address:laptop-fast}:8000/big').read())); break\n except OSError: time.sleep(0.1)\n"
     )
     (tmp_path / "big").write_bytes(bytes(100_000))
-    arguments = ["--node", "laptop-slow", "--counters", "--with", serve, "--", sys.executable, "-c", fetch]
+    arguments = ["--node", "laptop-slow", "--counters", *form, "--with", serve, "--", sys.executable, "-c", fetch]
     done = farflung(tmp_path, "emulate", "two-laptops", *arguments)
-    assert "100000" in done.stdout.splitlines(), done.stderr
-    assert "laptop-fast          laptop-slow" in done.stderr
+    if form:
+        facts = json.loads(done.stdout)  # one line
+        assert "100000" in done.stderr.splitlines()
+        assert (facts["kind"], facts["end"]) == ("counters", True)
+        assert any(pair["source"] == "laptop-fast" and pair["bytes"] > 100_000 for pair in facts["pairs"])
+    else:
+        assert "100000" in done.stdout.splitlines(), done.stderr
+        assert "laptop-fast          laptop-slow" in done.stderr
     assert not list(RECORDS.glob(f"{os.getpid()}-*.json"))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,18 +33,26 @@ def join_broker(
     """Join as a client, with ``ticket`` or the one in ``folder``, the folder of this machine's broker.
 
     ``reads``: the command changes nothing, so it works on a full disk without a key of this user.
-    ``activity`` shows that the connection is being made.
+    ``activity`` shows that the connection is being made (default: standard error does, if it is a terminal).
 
     Raises:
         InputError: there is no ticket.
         FarflungError: the broker refuses the ticket or does not answer. The text names the file of a ticket that was found.
     """
-    with nullcontext() if activity is None else activity:
-        if activity is not None:
-            activity.phase("connecting to the broker", silent=True)
+    with activity or _activity() as shown:
+        if shown is not None:
+            shown.phase("connecting to the broker", silent=True)
         if ticket is not None:
             return _join(parse_ticket(ticket), lasting=not reads)
         return _join_with_file(ticket_file(broker_folder(folder)))
+
+
+def _activity() -> AbstractContextManager[Activity | None]:
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from farflung.telemetry.activity import Activity  # here: what draws takes as long to load as the rest of a short command
+
+    return Activity()
 
 
 def _join_with_file(path: Path) -> Membership:

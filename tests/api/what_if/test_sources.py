@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from farflung.api.submission import bundle_job
-from farflung.api.what_if.sources import MODEL_PRESETS, job_of_text, preset_job
+from farflung.api.what_if.sources import MODEL_PRESETS, job_of_text, preset_job, topology_of_text
+from farflung.cluster import Topology
 from farflung.errors import InputError
 from tests.support.planned_jobs import JOB
+
+DEVICE = '[[device]]\nname = "a"\nmemory = "1 GB"\nspeed = "1 GFLOP/s"\n'
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("gpt-small", 1.24e6), ("gpt2", 124e6), ("resnet-50", 25.6e6)])
@@ -40,3 +43,18 @@ def test_the_text_of_a_job_file() -> None:
     for text in (JOB.replace('"gpt"', '"model.py:make"'), JOB.replace("heads = 2", 'folder = "/etc"')):
         with pytest.raises(InputError, match="reads files of the broker's machine, which this page does not do"):
             job_of_text(text)
+
+
+def test_the_text_of_a_topology_is_read() -> None:
+    base = Topology.preset("home-lab")
+    assert topology_of_text(base.to_toml()) == base
+    for text, message in (
+        ("a = ", "not valid TOML"),
+        ('[[device]]\nname = "a"\nmemory = "1 GB"', "the topology: "),
+        (DEVICE + "count = 257", "the topology has 257 machines, this page takes 256: use farflung plan"),
+        (DEVICE + "count = 20000\n" + DEVICE + "count = -19900", "the topology has 20001 machines"),
+        ("device = 3", "the topology: "),
+        ("#" * 5_000_000, "the topology has 5000000 characters"),
+    ):
+        with pytest.raises(InputError, match=message):
+            topology_of_text(text)

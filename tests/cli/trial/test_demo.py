@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -21,11 +22,11 @@ from farflung.web.reports import load_run
 
 
 @contextmanager
-def demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """``farflung demo --quick`` as a process."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand down "ignored"
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "farflung", "demo", "--quick", "--folder", str(folder)],
+        [sys.executable, "-u", "-m", "farflung", "demo", "--quick", "--folder", str(folder), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -40,14 +41,14 @@ def demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.communicate(timeout=60)
 
 
-def read_until(process: subprocess.Popen[str], text: str) -> list[psutil.Process]:
+def read_until(process: subprocess.Popen[str], text: str, *, stderr: bool = False) -> list[psutil.Process]:
     """Read the demo's output up to a line with ``text``; the processes that it has started by then."""
     assert process.stdout is not None
-    for line in process.stdout:
+    assert process.stderr is not None
+    for line in process.stderr if stderr else process.stdout:
         if text in line:
             return psutil.Process(process.pid).children(recursive=True)
-    assert process.stderr is not None
-    raise AssertionError(f"the demo never said {text!r}, but: {process.stderr.read()}")
+    raise AssertionError(f"the demo never said {text!r}, but: {(process.stdout if stderr else process.stderr).read()}")
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,12 +62,12 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_it_trains_compares_and_leaves_nothing_running(tmp_path: Path) -> None:
-    with demo(tmp_path / "d") as process:
-        children = read_until(process, "all workers are there")
+    with demo(tmp_path / "d", "--json") as process:
+        children = read_until(process, "all workers are there", stderr=True)
         started = [child for child in children if child.ppid() == process.pid]
         assert len(started) == 5, "a broker and four workers; processes of jobs are the workers' own"
-        out, err = process.communicate()
-    assert process.returncode == 0, err
+        facts, out = process.communicate()
+    assert process.returncode == 0, out
     for word in ("predicted step", "adatopk 100", "time to", "text by int4", "The death of west-1 in the run int4:"):
         assert word in out
     last = out[out.index("What happened, and what to do next:") :]
@@ -90,6 +91,15 @@ def test_it_trains_compares_and_leaves_nothing_running(tmp_path: Path) -> None:
         folder = Path(run.result.checkpoint).parent
         assert CheckpointReader.from_folder(folder).manifest.step == len(run.steps)
         assert (folder.parent / "report.html").is_file()
+    found = json.loads(facts)
+    assert found["report"] == str(tmp_path / "d" / "report.html")
+    assert [(one["label"], one["status"], len(one["recoveries"])) for one in found["runs"]] == [
+        ("dense", "finished", 0),
+        ("adatopk 100", "finished", 0),
+        ("int4", "finished", 1),
+    ]
+    assert found["runs"][2]["text"]
+    assert found["runs"][2]["recoveries"][0]["devices"] == ["east-0", "east-1", "west-0"]
     assert "int4" in (tmp_path / "d" / "report.html").read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from farflung.cli.trial import demo
 from farflung.cli.trial.demo_results import best_of, compare, explanation, results_table
 from farflung.cli.trial.demo_runs import PRESET, VICTIM, demo_job, demo_runs, share_of_time
-from farflung.cli.trial.demo_summary import last_lines, recovery_lines
+from farflung.cli.trial.demo_summary import demo_facts, last_lines, recovery_lines
 from farflung.cluster import Topology
 from farflung.job import JobSpec, check_job
 from farflung.plan import LinkPlan, Plan, Stage
-from farflung.telemetry import RecoveryRecord, StepRecord
+from farflung.telemetry import RecoveryRecord, RunResult, StepRecord
 from farflung.web.reports import Run
 
 PLAN = Plan(
@@ -153,6 +154,29 @@ def test_what_a_death_cost_is_told() -> None:
         "farflung generate runs/run-1 --prompt 'import '",
     ):
         assert line in said
+
+
+def test_the_comparison_is_json() -> None:
+    recovery = RecoveryRecord(step=2, attempt=2, replayed=1, pause=1.5, elapsed=5.0, cause="gone", devices=("east-0",))
+    result = RunResult(status="finished", steps=4, seconds=8.0, sample="def f")
+    whole = replace(made("int4", [5.0, 4.0, 3.5, 2.0], 0.5, 100), recoveries=(recovery,), result=result)
+    runs = [made("dense", [5.0, 4.0, 3.0], 2.0, 1000), whole, made("adatopk 100", [math.nan], 1.0, 20), made("none", [], 1.0, 1)]
+    found = json.loads(json.dumps(demo_facts(compare(runs[:2]), runs[:2], [Path("a"), Path("b")]), allow_nan=False))
+    assert (found["common_loss"], found["base_loss"], found["first"]) == (3.0, 3.0, "int4")
+    dense, int4 = found["runs"]
+    assert (dense["label"], dense["folder"], dense["status"], dense["bytes_slow"], dense["matched"]) == (
+        "dense",
+        "a",
+        None,
+        1000,
+        6,
+    )
+    assert (int4["status"], int4["text"], int4["step_seconds"], int4["loss"]) == ("finished", "def f", 0.5, 2.0)
+    assert (int4["recoveries"][0]["pause"], int4["recoveries"][0]["devices"]) == (1.5, ["east-0"])
+    found = json.loads(json.dumps(demo_facts(compare(runs), runs, [Path("a")] * 4), allow_nan=False))
+    assert (found["common_loss"], found["first"]) == (None, "int4")
+    assert found["runs"][2]["loss"] is None, "JSON has no word for what is no number"
+    assert "steps" not in found["runs"][3]
 
 
 def test_slow_machines_share_what_is_left() -> None:

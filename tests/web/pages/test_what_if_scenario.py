@@ -10,7 +10,7 @@ import pytest
 from farflung.api.what_if.sources import preset_job
 from farflung.cluster import Topology
 from farflung.errors import InputError
-from farflung.units import BytesPerSecond, Seconds
+from farflung.units import Bytes, BytesPerSecond, Seconds
 
 pytest.importorskip("nicegui", reason="the extra farflung[web] is not installed")
 
@@ -47,6 +47,7 @@ def test_texts_become_changes() -> None:
         "count:1": "3",
         "rent:1": "1.5",
         "speed:2": "2",
+        "memory:2": "6.5",
         "ms:0": "40",
         "mbit:0": "100",
         "count:99": "5",
@@ -59,9 +60,9 @@ def test_texts_become_changes() -> None:
         2,
         8,
     )
-    assert [(one.name, one.count, one.speed, one.rent) for one in found.machines] == [
-        ("cloud-0", 3, 1.0, 1.5),
-        ("cloud-1", 1, 2.0, 0.0),
+    assert [(one.name, one.count, one.speed, one.memory, one.rent) for one in found.machines] == [
+        ("cloud-0", 3, 1.0, None, 1.5),
+        ("cloud-1", 1, 2.0, Bytes(6.5e9), 0.0),
     ]
     (link,) = found.links
     assert (link.here, link.there, link.latency, link.bandwidth) == ("home", "cloud", Seconds(0.04), BytesPerSecond(12.5e6))
@@ -93,9 +94,10 @@ def test_an_extreme_slider_stays_in_its_range() -> None:
 
 def test_controls_show_the_topology_and_escape_its_names() -> None:
     strange = BASE.rename({"pc": '"><script>'})
-    html = "".join(str(cell) for cell in machine_rows(strange, prices_of(None))[0][4:])
+    html = "".join(str(cell) for cell in machine_rows(strange, prices_of(None))[0][3:])
     assert "<script>" not in html
     assert 'data-field="count:0"' in html
+    assert 'data-field="memory:0"' in html
     assert [row[0] for row in link_rows(BASE)] == ["home", "cloud"]
     assert 'value="20"' in str(link_rows(BASE)[0][3])
     names = {field.name for field in setting_fields(prices_of(None), samples=False)}

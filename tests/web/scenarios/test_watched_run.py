@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Iterator
@@ -77,7 +78,11 @@ class Cluster:
 
     def new_link(self) -> str:
         number = len(list(self._place.glob("link-*.log")))
-        return self.start(f"link-{number}", "web", "--home", self.home).until(r"http://\S+/sign-in#\S+")[0]
+        asked = self.start(f"link-{number}", "web", "--home", self.home, "--json")
+        assert asked.ends() == 0, asked.text
+        found = json.loads(asked.text)
+        assert found["serving"] is False, "the broker does"
+        return str(found["link"])
 
 
 @pytest.fixture(scope="module")

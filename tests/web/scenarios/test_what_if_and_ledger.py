@@ -112,6 +112,35 @@ def test_a_slider_changes_the_step_time_and_the_plan_is_saved(
     assert abs(60 * int(minutes) + int(rest.removesuffix(" s")) - seconds) <= 1
 
 
+def test_a_topology_is_edited_in_the_page(dashboard: Dashboard, state: Any, browser: Any, tmp_path: Path) -> None:
+    with visiting(browser, state=state) as visitor:
+        page = visitor.page
+        opened(visitor, dashboard, "/what-if")
+        page.get_by_label("Job", exact=True).select_option("model:gpt-small")
+        page.get_by_label("Topology", exact=True).select_option("preset:two-laptops")
+        visitor.sees("laptop-slow")
+        page.get_by_label("Topology", exact=True).select_option("text")
+        editor = page.get_by_label("Topology file (TOML)")
+        text = editor.input_value()
+        assert text.startswith("name = "), "the present topology"
+        editor.fill(text.replace("laptop-slow", "<b>tower</b>"))
+        visitor.sees("<b>tower</b>")
+        assert page.locator("#main td b").count() == 0, "names are text"
+        planned(visitor)
+        editor.fill("[[device]]")
+        visitor.sees("the topology: ")
+        editor.fill(text)
+        page.get_by_label("Memory in GB of laptop-fast").fill("0.001")
+        page.locator(".ff-title .ff-badge.bad").wait_for()  # the model does not fit
+        page.get_by_label("Memory in GB of laptop-fast").fill("12")
+        planned(visitor)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save topology").click()
+        download.value.save_as(tmp_path / "topology.toml")
+        assert visitor.problems == []
+    assert Topology.from_toml(tmp_path / "topology.toml").devices[0].memory == 12e9
+
+
 def test_the_ledger_is_downloaded(dashboard: Dashboard, state: Any, browser: Any, tmp_path: Path) -> None:
     with visiting(browser, state=state) as visitor:
         page = visitor.page

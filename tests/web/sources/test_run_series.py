@@ -44,7 +44,7 @@ def test_steps_arrive_as_the_file_grows(path: Path) -> None:
     assert list(series.columns["step"]) == [1, 2, 3]
     assert {name: column[1] for name, column in series.columns.items() if not math.isnan(column[1])} == {
         "step": 2, "loss": 0.5, "learning_rate": 0.1, "seconds": 0.5, "predicted": 0.4, "clock": 1.0, "samples": 8, "tokens": 64,
-        "sent": 12,
+        "sent": 12, "traffic": 12,
     }  # fmt: skip
     assert series.latest == step(2)
     assert series.recent == (
@@ -82,6 +82,18 @@ def test_the_clock_continues_where_a_resumed_run_counts_from_zero(path: Path) ->
     series = RunSeries(path)
     series.read()
     assert list(series.columns["clock"]) == [10.0, 11.0, 12.0]
+
+
+def test_traffic_adds_up_the_steps_that_count(path: Path) -> None:
+    write(path, *(step(number, link_bytes={(0, 1): 5, (1, 0): number}) for number in range(3)))
+    series = RunSeries(path)
+    series.read()
+    assert list(series.columns["traffic"]) == [5, 11, 18]
+    write(
+        path, RecoveryRecord(step=1, attempt=2, replayed=2, pause=1.0, elapsed=4.0), step(1, elapsed=4.5, link_bytes={(0, 1): 2})
+    )
+    series.read()
+    assert list(series.columns["traffic"]) == [5, 7]
 
 
 def test_codec_errors_are_means_and_not_a_number_stays_so(path: Path) -> None:

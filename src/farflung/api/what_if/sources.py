@@ -1,4 +1,4 @@
-"""Where the job of a scenario comes from: a preset with a well-known model, the text of a job file, or a run.
+"""Where job and topology of a scenario come from: a preset with a well-known model, the text of a file, or a run.
 
 The data of presets are placeholders: nothing reads them here.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farflung.api.plan_file import PlanFile, read_plan_file
+from farflung.api.what_if.scenario import MOST_MACHINES
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
@@ -18,7 +19,10 @@ from farflung.job.load import from_json, make_job
 from farflung.job.spec import JobSpec
 from farflung.telemetry import RunFolder
 
-__all__ = ["MODEL_PRESETS", "ModelPreset", "job_of_text", "preset_job", "run_documents"]
+__all__ = ["MODEL_PRESETS", "ModelPreset", "job_of_text", "preset_job", "run_documents", "topology_of_text"]
+
+#: Characters of a topology: 256 machines with a link between each two of them fit.
+_LONGEST = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +111,7 @@ def job_of_text(text: str) -> JobSpec:
     Raises:
         InputError: the text is no job, or its model is a file or folder of this machine.
     """
-    try:
-        body = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"not valid TOML: {error}") from None
-    job = make_job(body)
+    job = make_job(_parsed(text))
     if job.model is None:
         raise InputError('model is missing: add a [model] table with recipe = "..."')
     if ".py" in job.model.recipe or "folder" in job.model.args:
@@ -120,6 +120,29 @@ def job_of_text(text: str) -> JobSpec:
             "built-in recipe, choose a run that has this model, or use farflung plan"
         )
     return job
+
+
+def topology_of_text(text: str) -> Topology:
+    """Return the topology in the text of a topology file.
+
+    Raises:
+        InputError: the text is no topology, or it has too many machines: links take memory with the square of their number.
+    """
+    if len(text) > _LONGEST:
+        raise InputError(f"the topology has {len(text)} characters, this page takes {_LONGEST}: use farflung plan")
+    devices = _parsed(text).get("device")
+    tables = [one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
+    count = sum(max(number, 1) for one in tables if isinstance(number := one.get("count", 1), int))
+    if count > MOST_MACHINES:
+        raise InputError(f"the topology has {count} machines, this page takes {MOST_MACHINES}: use farflung plan")
+    return Topology.from_text(text, "the topology")
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not valid TOML: {error}") from None
 
 
 def run_documents(folder: RunFolder) -> PlanFile:

@@ -16,6 +16,7 @@ from farflung.cli.home import broker_folder, known_broker
 from farflung.cli.options import HomeOption, JsonOption, answer, read_text
 from farflung.errors import InputError
 from farflung.signal_event import SignalEvent
+from farflung.telemetry.activity import Activity
 from farflung.units import counted
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def backup(
     """Write a broker's keys, tickets, runs and checkpoints to a file. The broker may run meanwhile."""
     from farflung.broker.records.backup import back_up
 
-    made = back_up(known_broker(folder), file, checkpoints=not no_checkpoints)
+    with Activity() as activity:
+        activity.phase(f"writing {file}", silent=True)
+        made = back_up(known_broker(folder), file, checkpoints=not no_checkpoints)
     _tell(f"{file}: {_described(made)}; whoever reads this file controls the cluster", file, made, as_json=as_json)
 
 
@@ -57,7 +60,9 @@ def restore(
     from farflung.broker.records import backup as backups
 
     place = broker_folder(folder)
-    made = backups.restore(file, place)
+    with Activity() as activity:
+        activity.phase(f"reading {file}", silent=True)
+        made = backups.restore(file, place)
     here = "" if folder is None else f" --home {folder}"
     _tell(f"{place}: {_described(made)}; start it with: farflung broker{here}", place, made, as_json=as_json)
 

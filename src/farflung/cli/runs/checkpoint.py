@@ -119,7 +119,9 @@ def verify(
     rows: list[dict[str, Any]] = []
     for number in steps:
         try:
-            manifest = store.verify(number)
+            with Activity() as activity:
+                activity.phase(f"verifying the checkpoint of step {number}", silent=True)
+                manifest = store.verify(number)
         except FarflungError as error:
             if chosen is None and number not in store.steps():
                 typer.echo(f"step {number}: the run has removed this checkpoint meanwhile", err=as_json)

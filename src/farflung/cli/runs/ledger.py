@@ -18,6 +18,7 @@ from farflung.ledger.words import HEAD, meanings, run_line, total_rows
 from farflung.plan.report.estimate_tables import table
 from farflung.simulator import PriceTable
 from farflung.telemetry import RunFolder
+from farflung.telemetry.activity import Activity
 
 __all__ = ["register"]
 
@@ -46,7 +47,12 @@ def ledger(
     folders = [run_folder(run, home) for run in runs] if runs else _all_runs(broker_folder(home))
     usual = broker_folder(home) / "prices.toml"
     chosen = prices if prices is not None or not usual.is_file() else usual
-    found = [ledger_of(RunFolder(folder), None if chosen is None else PriceTable.from_toml(chosen)) for folder in folders]
+    table_of_prices = None if chosen is None else PriceTable.from_toml(chosen)
+    found = []
+    with Activity() as activity:
+        for number, folder in enumerate(folders, start=1):
+            activity.phase(f"reading run {number} of {len(folders)}", silent=True)
+            found.append(ledger_of(RunFolder(folder), table_of_prices))
     if csv is not None:
         write_text(csv, ledger_csv(found, COLUMNS))
     if as_json:

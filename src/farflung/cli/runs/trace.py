@@ -15,6 +15,7 @@ from farflung.cli.home import run_folder
 from farflung.cli.options import HomeOption, JsonOption, echo_json, to_write, write_text
 from farflung.errors import InputError
 from farflung.telemetry import ProcessTrace, RunFolder, TimeShares, perfetto, read_traces, time_shares
+from farflung.telemetry.activity import Activity
 from farflung.telemetry.terminal import print_table
 from farflung.units import Seconds, counted
 
@@ -42,16 +43,20 @@ def trace(
     if target is not None:
         to_write(target)
     folder = run_folder(run, home)
-    traces = read_traces(RunFolder(folder).events)
-    if not traces:
-        raise InputError(f"{folder} has no trace: the run made no step, or farflung was older")
-    shares = time_shares(traces)
+    with Activity() as activity:
+        activity.phase("reading the trace", silent=True)
+        traces = read_traces(RunFolder(folder).events)
+        if not traces:
+            raise InputError(f"{folder} has no trace: the run made no step, or farflung was older")
+        shares = time_shares(traces)
     if as_json:
         echo_json([{**asdict(row), "lost_spans": one.lost} for one, row in zip(traces, shares, strict=True)])
     else:
         _show(traces, shares)
     if target is not None:
-        write_text(target, perfetto(traces))
+        with Activity() as activity:
+            activity.phase(f"writing {target}", silent=True)
+            write_text(target, perfetto(traces))
         typer.echo(f"{target}: open it at https://ui.perfetto.dev", err=as_json)
 
 

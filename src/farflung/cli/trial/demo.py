@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from farflung.cli.home import own_key
+from farflung.cli.options import JsonOption, echo_json
 from farflung.cli.runs.live_run import say, show_run
 from farflung.cli.runs.run_view import RunView
 from farflung.cli.trial.child_commands import Children
@@ -51,9 +52,13 @@ def demo(
     folder: Annotated[Path | None, typer.Option(help="New folder for everything (default: runs/demo-<time>).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model and a few steps: does it work here?")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every run at most.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Train a small language model across two emulated regions, dense and compressed, and kill a worker on the way."""
-    console = terminal()
+    """Train a small language model across two emulated regions, dense and compressed, and kill a worker on the way.
+
+    With --json, standard output has the comparison only, and everything else goes to standard error.
+    """
+    console = terminal(stderr=as_json)
     place = (folder or Path("runs") / date_text("demo-%Y%m%d-%H%M%S")).absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -70,11 +75,13 @@ def demo(
         with _signals(), Children(place / "logs", environment) as children:
             stage = _Demo(children, console, place, quick=quick)
             try:
-                stage.play(demo_runs(quick=quick, steps=steps))
+                found = stage.play(demo_runs(quick=quick, steps=steps))
             except FarflungError as error:
                 raise stage.explained(error) from error
     except KeyboardInterrupt:
         raise Stopped(f"interrupted; what was started is ended, what was trained is in {place}") from None
+    if as_json:
+        echo_json(found)
 
 
 @contextmanager
@@ -113,15 +120,15 @@ class _Demo:
         self._captured: Bundle | None = None
         self._step_seconds: list[float] = []
 
-    def play(self, runs: Sequence[DemoRun]) -> None:
-        """Everything, from starting the processes to the last line."""
+    def play(self, runs: Sequence[DemoRun]) -> dict[str, object]:
+        """Run everything, from starting the processes to the last line. Return the facts for ``--json``."""
         say(self._console, f"everything of this demo goes to {self._place}")
         client = self._start()
         try:
             done = [self._train(client, index, runs) for index in range(len(runs))]
         finally:
             client.close()
-        self._conclude(done)
+        return self._conclude(done)
 
     def explained(self, error: FarflungError) -> FarflungError:
         """``error``, or what became of a child if that is the reason."""
@@ -222,9 +229,9 @@ class _Demo:
         view.report(f"the demo kills worker {victim} now (SIGKILL), in the middle of the run: watch what happens")
         self._children.kill(victim)
 
-    def _conclude(self, done: Sequence[_Done]) -> None:
+    def _conclude(self, done: Sequence[_Done]) -> dict[str, object]:
         from farflung.cli.trial.demo_results import compare, explanation, results_table  # brings matplotlib, which takes seconds
-        from farflung.cli.trial.demo_summary import last_lines, recovery_lines
+        from farflung.cli.trial.demo_summary import demo_facts, last_lines, recovery_lines
         from farflung.web.reports import compare_report, load_run, write_report
 
         runs = [load_run(one.folder, one.label) for one in done]
@@ -246,6 +253,8 @@ class _Demo:
         say(self._console, f"\nthe whole demo took {self._clock()}")
         say(self._console, "\nWhat happened, and what to do next:", "bold")
         say(self._console, last_lines(comparison, runs, page, done[-1].folder))
+        places = {"folder": str(self._place), "report": str(page), "seconds": float(self._clock())}
+        return places | demo_facts(comparison, runs, [one.folder for one in done])
 
 
 class _Limit:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from farflung.cli.trial.demo_results import Comparison, best_of
@@ -11,7 +13,7 @@ from farflung.telemetry import RecoveryRecord, StepRecord
 from farflung.units import Seconds, counted
 from farflung.web.reports import Run
 
-__all__ = ["last_lines", "recovery_lines"]
+__all__ = ["demo_facts", "last_lines", "recovery_lines"]
 
 #: The first steps after a recovery fill the pipeline and caches again.
 _WARM = 1
@@ -77,3 +79,29 @@ def last_lines(comparison: Comparison, runs: Sequence[Run], page: Path, folder: 
         "- Train your own model from Python:  from farflung import train (README.md)",
     ]
     return "\n".join(lines)
+
+
+def demo_facts(comparison: Comparison, runs: Sequence[Run], folders: Sequence[Path]) -> dict[str, object]:
+    """Return the comparison as JSON values. ``runs``: all runs, in ``folders``; one without a step has no figures.
+
+    Seconds, and bytes per step. ``first``: the label of the run that was the first at the loss of the first run.
+    """
+    best, outcomes = best_of(comparison), {one.label: asdict(one) for one in comparison.outcomes}
+    found = [
+        {
+            "label": run.label,
+            "folder": str(folder),
+            **{name: _finite(value) for name, value in outcomes.get(run.label, {}).items()},
+            "status": None if run.result is None else run.result.status,
+            "text": "" if run.result is None else run.result.sample,
+            "recoveries": [asdict(one) for one in run.recoveries],
+        }
+        for run, folder in zip(runs, folders, strict=True)
+    ]
+    losses = {"common_loss": comparison.common, "base_loss": comparison.base}
+    return losses | {"first": None if best is None else best.label, "runs": found}
+
+
+def _finite(value: object) -> object:
+    """JSON has no word for what is no number."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,14 +17,15 @@ import typer
 
 from farflung.cli.options import EMULATED
 from farflung.cli.planning.inputs import read_time
+from farflung.cli.trial.emulation_facts import EmulationFacts
 from farflung.clock import monotonic
 from farflung.errors import InputError
 from farflung.thread_group import ThreadGroup
-from farflung.units import Bytes, Seconds, counted
+from farflung.units import Seconds
 
 if TYPE_CHECKING:
     from farflung.cluster import Network
-    from farflung.emulation import Emulation
+    from farflung.emulation import Emulation, Node
 
 __all__ = ["register"]
 
@@ -54,6 +55,9 @@ def emulate(
     seed: Annotated[int, typer.Option(help="Random seed of packet loss and jitter.")] = 0,
     show: Annotated[bool, typer.Option("--list", help="List the emulations on this machine.")] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove the remains of killed emulations.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print facts as one JSON object per line; commands print to standard error.")
+    ] = False,
 ) -> None:
     """Run a command on an emulated network (Linux, root): real programs, slow links.
 
@@ -64,8 +68,9 @@ def emulate(
     from farflung.emulation import Emulation, EmulationOptions
     from farflung.emulation.kernel import require_root
 
+    facts = EmulationFacts(as_json=as_json)
     if show or clean:
-        _housekeeping(clean)
+        _housekeeping(facts, clean)
         return
     if topology is None:
         raise InputError("which topology? write farflung emulate TOPOLOGY -- COMMAND")
@@ -81,21 +86,22 @@ def emulate(
     require_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Emulation(network, EmulationOptions(seed=seed)) as emulation:
-        variables = _cluster(emulation, folder, broker, topology, given=bool(command)) if cluster else {}
+        variables = _cluster(emulation, facts, folder, broker, topology, given=bool(command)) if cluster else {}
         for text in beside or ():
-            _beside(emulation, text, variables)
+            _beside(emulation, facts, text, variables)
         emulation.play()
-        over, threads = threading.Event(), ThreadGroup()
-        threads.spawn("timeline", _announce, network, over)
+        begin, over, threads = monotonic(), threading.Event(), ThreadGroup()
+        threads.spawn("timeline", _announce, network, facts, over)
         if beat is not None:
-            threads.spawn("counters", _watch, emulation, beat, over)
+            threads.spawn("counters", _watch, emulation, facts, beat, over)
         try:
-            status = _run(emulation, command or [], None if each else emulation[node or next(iter(emulation.nodes))], variables)
+            chosen = None if each else emulation[node or next(iter(emulation.nodes))]
+            status = _run(emulation, facts, command or [], chosen, variables)
         finally:
             over.set()
             threads.join()
             if counters:
-                typer.echo(_table(emulation, end=True), err=True)
+                facts.counters(emulation.counters(), Seconds(monotonic() - begin), end=True)
     if status:
         raise typer.Exit(status)
 
@@ -105,99 +111,82 @@ def _check_place(topology: str, command: Sequence[str]) -> None:
         raise InputError(f"{topology!r} is where the topology belongs: write farflung emulate TOPOLOGY -- {topology} ...")
 
 
-def _run(emulation: Emulation, command: Sequence[str], node: object, variables: Mapping[str, str]) -> int:
+def _run(
+    emulation: Emulation, facts: EmulationFacts, command: Sequence[str], node: Node | None, variables: Mapping[str, str]
+) -> int:
     """Run the command in ``node`` (``None``: in each node). Return its exit status."""
-    from farflung.emulation import Node
     from farflung.emulation.programs import expand, run_each
 
     if not command:
-        _wait(emulation)
+        _wait(emulation, facts)
         return 0
-    if not isinstance(node, Node):
-        return run_each(emulation, command, typer.echo, variables)
-    process = node.start(expand(command, node, emulation), env=variables)
+    if node is None:
+        return run_each(emulation, command, facts.line, variables)
+    process = node.start(expand(command, node, emulation), env=variables, stdout=facts.command_output)
     status = process.wait()
     return status if status >= 0 else 128 - status
 
 
-def _wait(emulation: Emulation) -> None:
+def _wait(emulation: Emulation, facts: EmulationFacts) -> None:
     """Print how to enter the nodes, and wait for Ctrl-C."""
-    import os
-
-    for node in emulation.nodes.values():
-        enter = f"nsenter --net=/proc/{os.getpid()}/fd/{emulation.namespace(node.index)}"
-        typer.echo(f"{node.name:24} {node.address:14} {enter} COMMAND")
-    typer.echo("Ctrl-C removes the network.")
+    facts.nodes(emulation)
     try:
         signal.pause()
     except KeyboardInterrupt:
         return
 
 
-def _cluster(emulation: Emulation, folder: Path | None, broker: str | None, topology: str, *, given: bool) -> dict[str, str]:
+def _cluster(
+    emulation: Emulation, facts: EmulationFacts, folder: Path | None, broker: str | None, topology: str, *, given: bool
+) -> dict[str, str]:
     """Start broker and workers. Return the environment of programs in the nodes."""
     from farflung.emulation.programs import start_cluster
 
     home = folder or Path(tempfile.mkdtemp(prefix="farflung-emulation-"))
-    typer.echo(f"emulation: broker and {counted(len(emulation.nodes), 'worker')}; runs and logs in {home}", err=True)
+    facts.cluster(emulation, home)
     start_cluster(emulation, home, broker)
     if not given:
-        typer.echo(f"enter a node (below) with FARFLUNG_HOME={shlex.quote(str(home.resolve()))} before the command: farflung")
-        typer.echo("submit, status, watch and so on find the broker by it, without a ticket")
+        facts.remedy(home)
     return {"FARFLUNG_HOME": str(home), EMULATED: topology}
 
 
-def _beside(emulation: Emulation, text: str, variables: Mapping[str, str]) -> None:
+def _beside(emulation: Emulation, facts: EmulationFacts, text: str, variables: Mapping[str, str]) -> None:
     from farflung.emulation.programs import expand
 
     name, colon, rest = text.partition(":")
     if not colon or not rest.strip():
         raise InputError(f'--with {text!r}: write "NODE: COMMAND"')
     node = emulation[name.strip()]
-    node.start(expand(shlex.split(rest), node, emulation), env=variables, stdin=subprocess.DEVNULL)
+    command = expand(shlex.split(rest), node, emulation)
+    node.start(command, env=variables, stdin=subprocess.DEVNULL, stdout=facts.command_output)
 
 
-def _watch(emulation: Emulation, beat: float, over: threading.Event) -> None:
+def _watch(emulation: Emulation, facts: EmulationFacts, beat: float, over: threading.Event) -> None:
     from farflung.errors import EmulationError
 
     begin = monotonic()
     while not over.wait(beat):
         try:
-            typer.echo(f"after {Seconds(monotonic() - begin)}:\n{_table(emulation)}", err=True)
+            facts.counters(emulation.counters(), Seconds(monotonic() - begin))
         except EmulationError:
             return  # the end says it
 
 
-def _announce(network: Network, over: threading.Event) -> None:
-    """Print a line for each change of the timeline when it takes effect."""
+def _announce(network: Network, facts: EmulationFacts, over: threading.Event) -> None:
+    """Print each change of the timeline when it takes effect."""
     begin = monotonic()
     for change in network.timeline:
         if over.wait(max(begin + change.at - monotonic(), 0.0)):
             return
-        typer.echo(f"emulation: after {change.at}: {network.told(change)}", err=True)
+        facts.change(network, change)
 
 
-def _table(emulation: Emulation, *, end: bool = False) -> str:
-    """Print the traffic. At the ``end``, the queues are empty."""
-    queue = "" if end else f" {'queue':>8}"
-    lines = [f"{'from':20} {'to':20} {'bytes':>10} {'packets':>9} {'lost':>7} {'dropped':>7} {'refused':>7}{queue}"]
-    lines += [
-        f"{pair.source:20} {pair.target:20} {Bytes(pair.bytes)!s:>10} {pair.packets:>9} {pair.lost:>7} {pair.dropped:>7} "
-        f"{pair.refused:>7}" + ("" if end else f" {Seconds(pair.queued_seconds)!s:>8}")
-        for pair in emulation.counters()
-    ]
-    return "\n".join(lines)
-
-
-def _housekeeping(clean: bool) -> None:
+def _housekeeping(facts: EmulationFacts, clean: bool) -> None:
     from farflung.emulation.kernel import require_root
     from farflung.emulation.records import listed, sweep
 
     require_root()
     if clean:
-        swept = sweep(wait=2.0)
-        typer.echo(f"removed what {counted(len(swept), 'emulation')} had left" if swept else "nothing was left behind")
-        return
-    for record in listed():
-        state = "runs" if record.owned else "its owner is gone: farflung emulate --clean removes what is left"
-        typer.echo(f"{record.id:14} {record.topology:24} {len(record.nodes):3} nodes  {state}")
+        facts.removed(sweep(wait=2.0))
+    else:
+        facts.emulations(listed())

@@ -175,7 +175,7 @@ def _shares(entries: Sequence[Entry]) -> dict[str, Any]:
     axis = {"axisTick": {"show": False}, "axisLine": {"show": False}, "axisLabel": {"color": "--soft"}}
     return {
         "animation": False,
-        "grid": {"left": 4, "right": 18, "top": 34, "bottom": 2, "containLabel": True},
+        "grid": {"left": 4, "right": 22, "top": 34, "bottom": 6, "containLabel": True},
         "legend": {"type": "scroll", "top": 0, "left": 0, "icon": "roundRect", "textStyle": {"color": "--soft"}},
         "tooltip": {
             "trigger": "item",

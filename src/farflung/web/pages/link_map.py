@@ -11,8 +11,8 @@ from farflung.web.sources.broker_poll import LinkRow
 
 __all__ = ["link_map", "places"]
 
-#: Links drawn at most: those with traffic first, then the fastest.
-_MOST_LINKS = 400
+#: Links drawn at most: those with traffic first, then the fastest. So few of them have their figures beside them.
+_MOST_LINKS, _MOST_LABELS = 400, 6
 #: Half of the map.
 _WIDTH, _HEIGHT = 1000.0, 500.0
 #: Share of the bandwidth in use -> color.
@@ -33,7 +33,7 @@ def places(names: Sequence[str], regions: Mapping[str, str]) -> dict[str, tuple[
         if len(members) == 1:
             radius = 0.0
         for place, name in enumerate(members):
-            angle = 2 * math.pi * place / len(members) - math.pi / 2
+            angle = 2 * math.pi * place / len(members) - (math.pi / 2 if len(members) > 2 else math.pi)
             x, y = far * math.cos(turn) + radius * math.cos(angle), far * math.sin(turn) + radius * math.sin(angle)
             found[name] = (round(x * _WIDTH / _HEIGHT, 1), round(-y, 1))
     return found
@@ -61,7 +61,10 @@ def link_map(
     known = [pair for pair in {**links, **moving} if set(pair) <= set(names) and pair[0] != pair[1]]
     known.sort(key=lambda pair: (-moving.get(pair, 0.0), -(links[pair].beta if pair in links else 0.0), pair))
     busiest = max(moving.values(), default=0.0)
+    labeled = len(known) <= _MOST_LABELS
     edges = [_edge(pair, links.get(pair), moving.get(pair, 0.0), busiest) for pair in known[:_MOST_LINKS]]
+    for edge in edges:
+        edge["label"]["show"] = labeled
     return {
         "animation": False,
         "tooltip": {"confine": True, "backgroundColor": "--paper", "borderColor": "--line", "textStyle": {"color": "--ink"}},
@@ -86,11 +89,13 @@ def link_map(
 def _edge(pair: tuple[str, str], known: LinkRow | None, rate: float, busiest: float) -> dict[str, Any]:
     share = rate / known.beta if known is not None and known.beta > 0 else 0.0
     color = next(color for limit, color in _COLORS if share >= limit) if rate else "--line"
-    words = [f"{pair[0]} to {pair[1]}"]
+    words, figures = [f"{pair[0]} to {pair[1]}"], []
     if known is not None:
         words.append(f"{Seconds(known.alpha)} one way, {BytesPerSecond(known.beta)}")
+        figures.append(f"{Seconds(known.alpha)}, {BytesPerSecond(known.beta)}")
     if rate:
         words.append(f"{BytesPerSecond(rate)} now" + (f", {share:.1%} of the bandwidth" if share else ""))
+        figures.append(f"{BytesPerSecond(rate)} now")
     return {
         "source": pair[0],
         "target": pair[1],
@@ -100,6 +105,7 @@ def _edge(pair: tuple[str, str], known: LinkRow | None, rate: float, busiest: fl
             "curveness": 0.14,
             "opacity": 0.9 if rate else 0.7,
         },
+        "label": {"formatter": "\n".join(figures), "color": "--soft", "fontSize": 11, "lineHeight": 14},
         "tooltip": {"formatter": _plain("\n".join(words)).replace("\n", "<br>")},
     }
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote
 
 from nicegui import ui
 
 from farflung.web.pages.actions import continue_run, stop_run
 from farflung.web.pages.page import View
-from farflung.web.pages.run_charts import RunChart, column, per_second, smooth
+from farflung.web.pages.run_charts import RunChart, column, has_traffic, per_second, smooth
 from farflung.web.pages.run_tables import (
     bottleneck,
     checkpoint_table,
@@ -68,8 +70,8 @@ class _RunPage:
     def __init__(self, view: View, run: LiveRun) -> None:
         self._view, self._run, self._name = view, run, run.name
         self._tokens = run.job is not None and run.job.data.tokenized
-        #: Cards that are shown once their column has a number.
-        self._optional: list[tuple[ui.element, str]] = []
+        #: Cards, and whether they have anything to show.
+        self._optional: list[tuple[ui.element, Callable[[], bool]]] = []
         with title(run.job.name if run.job is not None else run.name) as self._state:
             self._actions()
         self._lead = markup(tag="p").classes("ff-lead")
@@ -106,17 +108,21 @@ class _RunPage:
             ]
             found.append(RunChart("Step time", lines, unit="seconds", zero=True))
         with row():
-            with card("Bottleneck", "third"):
+            with card("Bottleneck", "third broad"):
                 self._bottleneck = markup(Markup('<p class="ff-empty">Simulating the plan ...</p>'))
             with card("Tokens per second" if self._tokens else "Samples per second", "third"):
                 value = per_second("tokens" if self._tokens else "samples")
                 found.append(RunChart("Throughput", [(run, Line(name="per second", color=2), value)], zero=True))
+            with card("Loss against bytes", "third", "On all links, mean of 10 steps.") as box:
+                line = Line(name="loss", color=0)
+                found.append(RunChart("Loss against bytes", [(run, line, smooth("loss"))], x="traffic"))
+            self._optional.append((box, partial(has_traffic, run)))
             for heading, name, unit, remark in _SMALL:
                 with card(heading, "third", remark) as box:
                     line = Line(name=heading.lower(), color=4, symbols=name in _SPARSE)
                     found.append(RunChart(heading, [(run, line, column(name))], unit=unit, zero=True))
                 if remark:
-                    self._optional.append((box, name))
+                    self._optional.append((box, partial(run.series.known, name)))
         return found
 
     def _make_tables(self) -> None:
@@ -145,7 +151,7 @@ class _RunPage:
         with card("Settings", "half bounded" if generates else "bounded", "Every other setting has its default."):
             self._settings = HtmlTable("Settings", ("setting", "value"), text_columns=2)
         with card("Log"):
-            self._log = markup(Markup(""), tag="pre").classes("ff-pre").props('tabindex=0 role=region aria-label="Log"')
+            self._log = markup(Markup(""), tag="pre").classes("ff-pre log").props('tabindex=0 role=region aria-label="Log"')
 
     def show(self) -> None:
         """Show what is new."""
@@ -166,8 +172,8 @@ class _RunPage:
         self._figures.show(headline(run))
         for chart in self._charts:
             chart.update()
-        for box, name in self._optional:
-            box.set_visibility(run.series.known(name))
+        for box, filled in self._optional:
+            box.set_visibility(filled())
         if analysis is not None:
             self._bottleneck.set_content(bottleneck(analysis))
         self._links.show(link_table(run))

@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farflung.web.sources.downsampling import chosen_rows
 from farflung.web.sources.live_run import LiveRun
 from farflung.web.sources.run_figures import smoothed
-from farflung.web.widgets.chart import Line, LineChart, Points, Unit
+from farflung.web.widgets.chart import STEPS, Axis, Line, LineChart, Points, Unit
 
-__all__ = ["RunChart", "column", "evaluation_points", "per_second", "smooth"]
+__all__ = ["RunChart", "column", "evaluation_points", "has_traffic", "per_second", "smooth"]
 
 Columns = Mapping[str, "array[float]"]
 #: Steps of which a rate is the mean.
 _STEPS = 10
 #: Points of a line in the first paint.
 _MOST = 700
+#: Column of the x axis -> the axis.
+_AXES = {
+    "step": STEPS,
+    "clock": Axis(name="time", unit="seconds"),
+    "traffic": Axis(name="bytes on the links", unit="bytes"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +69,22 @@ class RunChart:
         x: str = "step",
         evaluations: Sequence[LiveRun] = (),
     ) -> None:
-        """``x``: ``step`` or ``clock`` (seconds of training). ``evaluations``: runs whose evaluations are lines of their own."""
+        """``x``: ``step``, ``clock`` (seconds of training) or ``traffic`` (bytes on all links, logarithmic for several runs).
+
+        ``evaluations``: runs whose evaluations are lines of their own, not against ``traffic``.
+        """
         self._lines, self._x, self._evaluations = lines, x, evaluations
         several = len(evaluations) > 1
-        names = [Line(name=f"evaluation {run.name}" if several else "evaluation", symbols=True) for run in evaluations]
+        names = [
+            Line(name=(f"evaluation {run.name}" if lines else run.name) if several else "evaluation", symbols=True)
+            for run in evaluations
+        ]
         self._shown = [(run.series.rewritten, len(run.series)) for run, _, _ in lines]
         self._evaluated = [_evaluations(run) for run in evaluations]
         data = [*(self._first(i, count) for i, (_, count) in enumerate(self._shown)), *self._points()]
-        axis: tuple[str, Unit] = ("step", "number") if x == "step" else ("time", "seconds")
+        axis = replace(_AXES[x], logarithmic=x == "traffic" and len(lines) > 1)
         looks = [*(line for _, line, _ in lines), *names]
-        self._chart = LineChart(label, looks, data, x=axis[0], units=(axis[1], unit), zero=zero)
+        self._chart = LineChart(label, looks, data, x=axis, unit=unit, zero=zero)
 
     def update(self) -> None:
         """Send new points; all points if rows were removed after a loss."""
@@ -107,6 +119,11 @@ class RunChart:
 def evaluation_points(run: LiveRun, x: str = "step") -> Points:
     """The losses of the evaluations."""
     return [(one.step if x == "step" else one.elapsed, _finite(one.loss)) for one in run.series.evaluations]
+
+
+def has_traffic(run: LiveRun) -> bool:
+    """Whether the links have carried anything: a run on one machine sends nothing."""
+    return any(run.series.columns["traffic"][-1:])
 
 
 def _evaluations(run: LiveRun) -> int:

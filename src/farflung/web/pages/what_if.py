@@ -11,7 +11,7 @@ from nicegui import ui
 from farflung.api.what_if import View as WhatIfView
 from farflung.api.what_if import WhatIfSession
 from farflung.api.what_if.evaluation import NOT_INCLUDED
-from farflung.api.what_if.sources import job_of_text, preset_job, run_documents
+from farflung.api.what_if.sources import job_of_text, preset_job, run_documents, topology_of_text
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, InputError
 from farflung.graph.ir import Graph
@@ -21,7 +21,7 @@ from farflung.units import counted
 from farflung.web.pages.page import View
 from farflung.web.pages.what_if_results import MEMORY_HEAD, bottleneck, headline, machine_figures, map_of, state_of
 from farflung.web.pages.what_if_scenario import (
-    OWN_JOB,
+    OWN_TEXT,
     check_size,
     cost_note,
     job_fields,
@@ -46,6 +46,8 @@ _SESSIONS = WhatIfSessions()
 _POLL = 0.1
 #: Fields that are remembered; a page has fewer.
 _MOST_FIELDS = 2000
+#: Characters of a topology that the page offers for editing.
+_LONGEST_EDITED = 100_000
 
 
 def build(view: View) -> None:
@@ -88,7 +90,7 @@ class _WhatIfPage:
         own = view.user.role is not Role.VIEWER
         with card("Scenario", "third beside"):
             Form(self._choose, job_fields(runs, own=own, measured=view.sources.has_broker))
-            self._text = Form(self._choose)
+            self._texts = {"job": Form(self._choose), "topology": Form(self._choose)}
             self._settings = Form(self._change)
 
     def _make_results(self) -> None:
@@ -100,7 +102,7 @@ class _WhatIfPage:
             self._memory = HtmlTable("Memory and load", MEMORY_HEAD, text_columns=2, empty="No plan yet.")
         with card("Bottleneck", "wide"):
             self._bottleneck = markup(bottleneck(None, None))
-        with card("Machines", "half", "How many, how fast, for which rent."):
+        with card("Machines", "half", "How many, how fast, how much memory, for which rent."):
             self._machines = Form(self._change)
         with card("Links", "half", "One way; both directions change."):
             self._links = Form(self._change)
@@ -131,9 +133,24 @@ class _WhatIfPage:
     async def _choose(self, name: str, value: str) -> None:
         """Another job or topology: its own controls replace those of the last one."""
         self._take(name, value)
+        if name in self._texts:
+            self._values.pop(f"{name}_text", None)
+            self._texts[name].show([self._text_field(name)] if value == OWN_TEXT else [])
+        await self._read_sources(name.removesuffix("_text"))
+
+    def _text_field(self, name: str) -> Text:
+        """Return the field for the text of a file. That of a topology begins with the present one, unless that is too long."""
         if name == "job":
-            self._text.show([Text(name="text", label="Job file (TOML)", hint="[model] ...")] if value == OWN_JOB else [])
-        await self._read_sources("job" if name in ("job", "text") else "topology")
+            return Text(name="job_text", label="Job file (TOML)", hint="[model] ...")
+        present = "" if self._topology is None else self._topology.to_toml(digits=4)
+        if len(present) <= _LONGEST_EDITED:
+            self._values["topology_text"] = present
+        return Text(
+            name="topology_text",
+            label="Topology file (TOML)",
+            hint="[[device]] ...",
+            value=self._values.get("topology_text", ""),
+        )
 
     async def _read_sources(self, *what: str) -> None:
         try:
@@ -152,12 +169,9 @@ class _WhatIfPage:
         if kind == "run":
             found = await asyncio.to_thread(run_documents, self._run(name))
             self._job, self._graph = found.job, found.graph
-        elif kind == OWN_JOB:
+        elif kind == OWN_TEXT:
             self._job = None
-            if not self._values.get("text", "").strip():
-                raise InputError("paste the text of a job file")
-            if self._view.user.role is not Role.VIEWER:
-                self._job = job_of_text(self._values["text"])
+            self._job = job_of_text(self._own_text("job"))
         else:
             self._job = preset_job(name)
         for field in ("codec", "ratio", "planner", "strategy", "replicas", "micro_batches", "samples"):
@@ -175,16 +189,30 @@ class _WhatIfPage:
             self._topology = measured_topology(sources.cluster, sources.regions())
             if self._topology is None:
                 raise InputError("no worker has joined yet: choose a preset, or join one with farflung join")
+        elif kind == OWN_TEXT:
+            self._topology = None
+            self._topology = topology_of_text(self._own_text("topology"))
         else:
             self._topology = Topology.preset(name)
         assert self._topology is not None
         check_size(self._topology)
         self._values = {field: text for field, text in self._values.items() if ":" not in field}
         machines = machine_rows(self._topology, self._prices())
-        head = ("machine", "region", "memory", "speed", "number", "x speed", "rent per hour")
+        head = ("machine", "region", "speed", "number", "x speed", "memory, GB", "rent per hour")
         self._machines.show_markup(table_html("Machines of the scenario", head, machines, text_columns=2))
         ends = ("from", "to", "latency, ms", "bandwidth, Mbit/s")
         self._links.show_markup(table_html("Links of the scenario", ends, link_rows(self._topology), text_columns=2))
+
+    def _own_text(self, name: str) -> str:
+        """Return the text that the user has entered.
+
+        Raises:
+            InputError: there is none, or the user has no right to enter one.
+        """
+        text = self._values.get(f"{name}_text", "")
+        if self._view.user.role is Role.VIEWER or not text.strip():
+            raise InputError(f"paste the text of a {name} file")
+        return text
 
     def _prices(self) -> PriceTable:
         """The prices of the broker's folder, for users who see everything."""

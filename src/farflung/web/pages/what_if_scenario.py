@@ -22,7 +22,7 @@ from farflung.web.widgets.form import Choice, Field, Number, Slider, number_cell
 from farflung.web.widgets.html_table import Cell
 
 __all__ = [
-    "OWN_JOB",
+    "OWN_TEXT",
     "check_size",
     "cost_note",
     "job_fields",
@@ -34,8 +34,8 @@ __all__ = [
     "topology_choices",
 ]
 
-#: The value of the choice of a job that means the text of a job file.
-OWN_JOB = "text"
+#: The value of the choice of a job or topology that means the text of a file.
+OWN_TEXT = "text"
 #: What stands for a setting that stays as the job has it.
 _SAME = ("", "as in the job")
 #: Members of numbered presets that are offered.
@@ -86,7 +86,7 @@ def topology_choices() -> list[tuple[str, str]]:
 
 
 def job_fields(runs: list[tuple[str, str]], *, own: bool, measured: bool) -> list[Field]:
-    """Return the fields of the job and the topology. ``runs``: (name, text). ``own``: whether a job file may be pasted."""
+    """Return the fields of the job and the topology. ``runs``: (name, text). ``own``: whether a file may be pasted."""
     models = [(f"model:{name}", preset.title) for name, preset in MODEL_PRESETS.items()]
     of_runs = [(f"run:{name}", text) for name, text in runs]
     here = [("measured", "this cluster, as measured")] if measured else []
@@ -95,7 +95,7 @@ def job_fields(runs: list[tuple[str, str]], *, own: bool, measured: bool) -> lis
             name="job",
             label="Job",
             wide=True,
-            options=[(OWN_JOB, "a job file that you paste")] if own else [],
+            options=[(OWN_TEXT, "a job file that you paste")] if own else [],
             groups=[("Models", models), ("Runs", of_runs)],
             value="model:gpt2-xl",
         ),
@@ -103,7 +103,7 @@ def job_fields(runs: list[tuple[str, str]], *, own: bool, measured: bool) -> lis
             name="topology",
             label="Topology",
             wide=True,
-            options=here,
+            options=[*here, *([(OWN_TEXT, "a topology file that you write or paste")] if own else [])],
             groups=[("Presets", topology_choices()), ("Of runs", of_runs)],
             value="preset:home-lab",
         ),
@@ -132,15 +132,15 @@ def setting_fields(prices: PriceTable, *, samples: bool) -> list[Field]:
 
 
 def machine_rows(topology: Topology, prices: PriceTable) -> list[list[Cell]]:
-    """Return a row of controls for each machine: how many like it, how fast, for which rent."""
+    """Return a row of controls for each machine: how many like it, how fast, with how much memory, for which rent."""
     return [
         [
             device.name,
             device.region,
-            str(Bytes(device.memory)),
             str(FlopsPerSecond(device.achieved)),
             number_cell(f"count:{i}", f"Number of machines like {device.name}", "1"),
             number_cell(f"speed:{i}", f"Speed factor of {device.name}", "1"),
+            number_cell(f"memory:{i}", f"Memory in GB of {device.name}", f"{device.memory / 1e9:.4g}"),
             number_cell(f"rent:{i}", f"Rent per hour of {device.name}", f"{prices.device(device.name).hour:g}"),
         ]
         for i, device in enumerate(topology.devices[:_ROWS])
@@ -182,12 +182,13 @@ def scenario_of(
         )
         for i in _numbers(values, ("ms", "mbit"), len(groups))
     ]
-    changed = _numbers(values, ("count", "speed", "rent"), len(topology))
+    changed = _numbers(values, ("count", "speed", "memory", "rent"), len(topology))
     machines = [
         MachineChange(
             name=topology.names[i],
             count=_given(values, f"count:{i}", int, 1),
             speed=_given(values, f"speed:{i}", float, 1.0),
+            memory=_given(values, f"memory:{i}", lambda number: Bytes(number * 1e9)),
             rent=_given(values, f"rent:{i}", float, rents[i]),
         )
         for i in sorted({*changed, *(i for i, rent in enumerate(rents) if rent)})

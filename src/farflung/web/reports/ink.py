@@ -31,14 +31,14 @@ _STAGES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 BUSY = (0.05, 0.25, 0.5, 0.75)
 _LIGHT = {
     "ground": "#ffffff", "box": "#f4f6f7", "edge": "#c3ccd1", "tile": "#ffffff", "ink": "#1d2a30", "soft": "#5c6a71",
-    "bar": "#dde4e8", "fill": "#5c6a71", "idle": "#eef1f3", "grid": "#d5dce0",
+    "bar": "#dde4e8", "fill": "#5c6a71", "idle": "#eef1f3", "grid": "#d5dce0", "on-bar": "#ffffff",
     "b0": "#8fa3ad", "b1": "#4a90c2", "b2": "#d99a00", "b3": "#d55e00", "b4": "#b0182b",
-    "forward": "#3f7fbf", "backward": "#d9803c", "weights": "#a8842a", "update": "#7f3c8d", "activation": "#2a9d6f",
+    "forward": "#3573b1", "backward": "#b8601f", "weights": "#a8842a", "update": "#7f3c8d", "activation": "#2a9d6f",
     "gradient": "#b5495b", "exchange": "#c4559a", "message": "#5c6a71", "coding": "#b9c3c9",
 }  # fmt: skip
 _DARK = {
     "ground": "#14191c", "box": "#1d2428", "edge": "#46535a", "tile": "#262f34", "ink": "#e8edf0", "soft": "#a3b0b7",
-    "bar": "#3a464c", "fill": "#a3b0b7", "idle": "#20282c", "grid": "#36434a",
+    "bar": "#3a464c", "fill": "#a3b0b7", "idle": "#20282c", "grid": "#36434a", "on-bar": "#10181f",
     "b0": "#71848e", "b1": "#5aa9de", "b2": "#e6b030", "b3": "#ef8440", "b4": "#f0566a",
     "forward": "#5b9bd8", "backward": "#e59a5c", "weights": "#c7a44c", "update": "#b27cc0", "activation": "#3fbf8b",
     "gradient": "#e07a8a", "exchange": "#dc7db8", "message": "#a3b0b7", "coding": "#56636a",
@@ -144,7 +144,7 @@ def _style() -> str:
         f".drawn text{{font-family:{_FONT};font-size:12px}}.drawn .big{{font-size:17px;font-weight:600}}"
         ".drawn .small{font-size:10.5px}.drawn .tiny{font-size:9px}.drawn .strong{font-weight:600}"
         ".drawn .middle{text-anchor:middle}.drawn .end{text-anchor:end}.drawn .way{fill:none;stroke-linecap:round}"
-        ".drawn .dashed{stroke-dasharray:6 4;stroke-linecap:butt}.drawn .white{fill:#ffffff}"
+        ".drawn .dashed{stroke-dasharray:6 4;stroke-linecap:butt}"
     )
     return f"{shared}{_colours(_LIGHT)}@media (prefers-color-scheme:dark){{{_colours(_DARK)}}}"
 

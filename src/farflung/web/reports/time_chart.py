@@ -111,7 +111,7 @@ def _blocks(row: ChartRow, place: tuple[float, float], time: tuple[float, float]
         )
         text = f"{span.stage}{span.name[:1]}{span.micro_batch}" if len(row.stages) > 1 else f"{span.name[:1]}{span.micro_batch}"
         if lane == "compute" and span.micro_batch >= 0 and height >= 30 and width > 6.5 * len(text):
-            found.append(text_at(x + width / 2, y + 0.33 * height + 4, text, "white small middle"))
+            found.append(text_at(x + width / 2, y + 0.33 * height + 4, text, "on-bar small middle"))
     for (lane, kind), intervals in sorted(bands.items(), key=lambda item: item[0][1] != "coding"):
         offset, part = _LANES[lane]
         found.append(_band(kind, intervals, (y + offset * height, part * height)))

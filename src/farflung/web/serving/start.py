@@ -33,9 +33,11 @@ from farflung.worker.membership import Membership, join
 
 __all__ = ["open_own_client", "serve_broker", "serve_owned", "serve_runs", "serve_tunnel"]
 
+#: Receives the link with which a browser signs in, and whether this process serves the dashboard (otherwise the broker does).
+Announce = Callable[[str, bool], None]
+
 #: Seconds for which the dashboard's own ticket is valid; it makes a new one for each connection.
 _TICKET_SECONDS = Seconds(60.0)
-_STOP = "Press Ctrl-C to stop the dashboard."
 
 
 def serve_owned(descriptor: int, home: Path) -> None:
@@ -50,27 +52,27 @@ def serve_owned(descriptor: int, home: Path) -> None:
     os._exit(0)  # the interpreter's own end takes seconds: it waits for threads and takes all libraries apart
 
 
-def serve_broker(home: Path, address: str | None, say: Callable[[str], None]) -> None:
-    """Serve the broker in ``home``, which may have ended; if it has a dashboard already, say a new link to that.
+def serve_broker(home: Path, address: str | None, announce: Announce) -> None:
+    """Serve the broker in ``home``, which may have ended; if it has a dashboard already, announce a new link to that.
 
     Raises:
         InputError: the address can't be listened at.
     """
     found = running_dashboard(home)
     if found is not None:
-        say(f"the dashboard of this broker: {found.link()}")
+        announce(found.link(), False)
         return
     listening = listen(address)
     dashboard = Dashboard.at(listening)
     dashboard.save(home)
-    say(f"dashboard: {dashboard.link()}\n{_STOP}")
+    announce(dashboard.link(), True)
     try:
         _serve_home(listening, home, dashboard.secret, owned=False)
     finally:
         dashboard.remove(home)
 
 
-def serve_runs(folders: Sequence[Path], address: str | None, say: Callable[[str], None]) -> None:
+def serve_runs(folders: Sequence[Path], address: str | None, announce: Announce) -> None:
     """Serve folders of runs, without a broker.
 
     Raises:
@@ -83,12 +85,12 @@ def serve_runs(folders: Sequence[Path], address: str | None, say: Callable[[str]
             raise InputError(f"{folder} has no job.json, so it is no run's folder: name a folder below runs/ of a broker")
     listening = _listen_here(address, "run folders are")
     dashboard = Dashboard.at(listening)
-    say(f"dashboard: {dashboard.link()}\n{_STOP}")
+    announce(dashboard.link(), True)
     rights = Rights(SignIn(dashboard.secret, secrets.token_bytes(32)), lambda: None, None)
     serve(Serving(listening=listening, sources=Sources(folders=folders), rights=rights))
 
 
-def serve_tunnel(membership: Membership, ticket: Ticket, address: str | None, say: Callable[[str], None]) -> None:
+def serve_tunnel(membership: Membership, ticket: Ticket, address: str | None, announce: Announce) -> None:
     """Serve the dashboard of a broker on another machine at ``address`` of this one, until a signal arrives.
 
     Raises:
@@ -96,7 +98,7 @@ def serve_tunnel(membership: Membership, ticket: Ticket, address: str | None, sa
     """
     listening = _listen_here(address, "the dashboard of another machine is")
     with listening, closing(DashboardPort(ControlClient(membership))) as port:
-        say(f"dashboard: {Dashboard.at(listening).url}/sign-in#{ticket}\n{_STOP}")
+        announce(f"{Dashboard.at(listening).url}/sign-in#{ticket}", True)
         port.serve(listening)
 
 

@@ -19,10 +19,11 @@ from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, StepRec
 __all__ = ["COLUMNS", "RunSeries"]
 
 #: One number for each step; NaN: unknown. ``clock``: seconds of training at the end of the step. ``error``: mean relative error
-#: of the codecs. ``sent``: bytes on all links in the step.
+#: of the codecs. ``sent``: bytes on all links in the step. ``traffic``: bytes on all links from the first step
+#: to the end of this one, without steps that a recovery removed.
 COLUMNS = (
-    "step", "loss", "learning_rate", "gradient_norm", "seconds", "predicted", "clock", "samples", "tokens", "sent", "divergence",
-    "error",
+    "step", "loss", "learning_rate", "gradient_norm", "seconds", "predicted", "clock", "samples", "tokens", "sent", "traffic",
+    "divergence", "error",
 )  # fmt: skip
 #: The newest steps, complete: for means of links and stages.
 _RECENT = 20
@@ -142,6 +143,7 @@ class RunSeries:
         if line.elapsed < self._elapsed:  # a resumed run counts from 0 again
             self._offset += self._elapsed
         self._elapsed = line.elapsed
+        sent, before = float(sum(line.link_bytes.values())), self.columns["traffic"]
         errors = [value for value in (_number(use.error) for use in line.codecs.values()) if math.isfinite(value)]
         values = (
             line.step + 1.0,
@@ -153,7 +155,8 @@ class RunSeries:
             self._offset + line.elapsed,
             float(line.samples),
             float(line.tokens),
-            float(sum(line.link_bytes.values())),
+            sent,
+            sent + (before[-1] if before else 0.0),
             _number(line.divergence),
             sum(errors) / len(errors) if errors else math.nan,
         )

@@ -118,16 +118,16 @@ export default {
       return {
         animation: false,
         textStyle: { fontFamily: font, color: css("--ink") },
-        grid: { left: 4, right: 22, top: spec.series.length > 1 ? 30 : 10, bottom: 2, containLabel: true },
+        grid: { left: 4, right: spec.xUnit ? 32 : 22, top: spec.series.length > 1 ? 30 : 10, bottom: 6, containLabel: true },
         legend: { show: spec.series.length > 1, type: "scroll", left: 0, top: 0, itemWidth: 16, itemHeight: 8, icon: "roundRect",
           textStyle: { color: css("--soft"), fontSize: 12 }, inactiveColor: line, pageIconColor: soft, pageTextStyle: { color: soft } },
         tooltip: { trigger: "axis", confine: true, backgroundColor: css("--paper"), borderColor: line, padding: [7, 11],
           textStyle: { color: css("--ink"), fontSize: 12.5, fontFamily: font }, axisPointer: { lineStyle: { color: soft } },
           formatter: (rows) => `${escaped(spec.x)} ${unitX(rows[0].value[0])}` + rows.filter((r) => r.value[1] !== null)
             .map((r) => `<br>${r.marker}${escaped(r.seriesName)} <b>${this.shown(r.value[1])}</b>`).join("") },
-        xAxis: { type: "value", min: "dataMin", max: "dataMax", name: "", splitLine: { show: false }, minInterval: spec.xUnit ? 0 : 1, ...axis,
-          axisLabel: { ...axis.axisLabel, formatter: unitX, hideOverlap: true, showMaxLabel: true } },
-        yAxis: { type: spec.log ? "log" : "value", scale: spec.zero ? false : true, splitNumber: 4, ...axis, axisLine: { show: false },
+        xAxis: { type: spec.logarithmic ? "log" : "value", min: "dataMin", max: "dataMax", name: "", splitLine: { show: false }, minInterval: spec.xUnit ? 0 : 1, ...axis,
+          axisLabel: { ...axis.axisLabel, formatter: unitX, hideOverlap: true, showMinLabel: spec.xUnit ? false : null, showMaxLabel: true } },
+        yAxis: { type: "value", scale: spec.zero ? false : true, splitNumber: 4, ...axis, axisLine: { show: false },
           splitLine: { lineStyle: { color: css("--hair") } }, axisLabel: { ...axis.axisLabel, formatter: (v) => this.shown(v) } },
         dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "shift", moveOnMouseWheel: false }],
         series: spec.series.map((one, i) => ({

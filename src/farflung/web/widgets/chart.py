@@ -9,7 +9,7 @@ from typing import Any, Literal
 from nicegui.element import Element
 from nicegui.elements.echart.echart import EChart  # registers the ECharts that comes with NiceGUI
 
-__all__ = ["Chart", "Line", "LineChart", "Points", "Unit"]
+__all__ = ["STEPS", "Axis", "Chart", "Line", "LineChart", "Points", "Unit"]
 
 assert EChart.component is not None
 
@@ -32,6 +32,18 @@ class Line:
     symbols: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """The x axis of a chart. Where it is ``logarithmic``, points with x of 0 are not shown."""
+
+    name: str
+    unit: Unit = "number"
+    logarithmic: bool = False
+
+
+STEPS = Axis(name="step")
+
+
 class LineChart(Element, component="chart.js"):
     """Lines over one x axis. ``label`` says in words what the chart shows."""
 
@@ -41,19 +53,19 @@ class LineChart(Element, component="chart.js"):
         lines: Sequence[Line],
         data: Sequence[Points] = (),
         *,
-        x: str = "step",
-        units: tuple[Unit, Unit] = ("number", "number"),
+        x: Axis = STEPS,
+        unit: Unit = "number",
         zero: bool = False,
     ) -> None:
-        """``units``: of x and y. ``zero``: the y axis begins at 0. ``data``: the points of each line so far."""
+        """``unit``: of y. ``zero``: the y axis begins at 0. ``data``: the points of each line so far."""
         super().__init__()
         self._lines = len(lines)
-        unit_x = None if units[0] == "number" else units[0]
         self._props["label"] = label
         self._props["spec"] = {
-            "x": x,
-            "xUnit": unit_x,
-            "unit": units[1],
+            "x": x.name,
+            "xUnit": None if x.unit == "number" else x.unit,
+            "logarithmic": x.logarithmic,
+            "unit": unit,
             "zero": zero,
             "series": [{key: value for key, value in asdict(line).items() if value is not None} for line in lines],
         }

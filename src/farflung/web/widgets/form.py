@@ -84,18 +84,19 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Several lines of text."""
+    """Several lines of text, ``value`` at first."""
 
     name: str
     label: str
     hint: str = ""
+    value: str = ""
 
     def html(self) -> str:
         """Return the control with its label."""
         return (
             f'<div class="ff-field wide"><label for="{self.name}">{escape(self.label)}</label>'
             f'<textarea id="{self.name}" data-field="{self.name}" rows="6" spellcheck="false" '
-            f'placeholder="{escape(self.hint)}"></textarea></div>'
+            f'placeholder="{escape(self.hint)}">\n{escape(self.value)}</textarea></div>'
         )
 
 
