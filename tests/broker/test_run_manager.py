@@ -114,3 +114,21 @@ def test_watchers_see_the_end_of_a_run_that_the_journal_cannot_store(home: Path,
         found = cluster.run(text_job(steps=2))
     assert found.result.status == "finished"
     assert f"run {found.run}: warning: its end is not in the journal: the journal is damaged" in said
+
+
+def test_a_run_that_waits_keeps_its_documents_on_the_disk_only(home: Path) -> None:
+    with Loopback(home, 0) as cluster:
+        bundle, _ = cluster.submit(text_job(steps=2))
+        waiting, _ = cluster.submit(text_job(name="later", steps=2, workers=2))
+        lost, _ = cluster.submit(text_job(name="lost", steps=2))
+        lives = [cluster.broker.runs.live(run) for run in (bundle.run, waiting.run, lost.run)]
+        assert [live.submission.bundle for live in lives] == [None, None, None]
+        (lives[2].store.root / "bundle.frame").unlink()
+        cluster.add("a")
+        until(lambda: all(live.result is not None for live in (lives[0], lives[2])))
+        assert lives[0].result is not None
+        assert (lives[0].result.status, lives[0].result.steps) == ("finished", 2)
+        assert lives[2].result is not None
+        assert lives[2].result.cause.startswith("cannot read ")
+        assert [live.submission.bundle for live in lives] == [None, None, None]
+        cluster.client.stop(waiting.run)

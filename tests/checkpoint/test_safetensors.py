@@ -135,6 +135,7 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         ((1 << 40).to_bytes(8, "little") + b"{}", "has a header of 1099511627776 bytes in a file of 10"),
         (header("{"), "has a header that is not JSON"),
         (header("[" * 100_000), "has a header that is not JSON"),
+        (header('{"a":[' + "[]," * 600_000 + "[]]}"), "has a header with 1200003 items (limit 1000000): write its tensors into"),
         (header("[]"), "has a header that is no JSON object"),
         (header('{"a": 1, "a": 2}'), "names something twice"),
         (header({"__metadata__": {"a": 1}}), "has metadata that is not a table of texts"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from farflung.codecs import read_codec
 from farflung.codecs.samples import SampleCoder, SampleTable, sample_ids
-from farflung.errors import CodecError
+from farflung.errors import CodecError, MemoryExceeded
+from farflung.memory_budget import MemoryBudget
 
 LARGE = 1 << 30
 SIGN = read_codec("quantized:bits=1,block=64,rotate=true")
@@ -81,3 +82,18 @@ def test_samples_are_known_by_what_they_hold() -> None:
 def test_elements_that_are_not_those_of_the_samples_are_refused() -> None:
     with pytest.raises(CodecError, match="10 elements are not those of 3 samples"):
         SampleCoder(codec=SIGN).encode(np.zeros(10, np.float32), ids(1, 2, 3), SampleTable(limit=1))
+
+
+def test_samples_count_in_the_budget_while_they_are_held() -> None:
+    budget = MemoryBudget(1000)
+    table = SampleTable(limit=LARGE, budget=budget)
+    rows = np.ones((3, 64), np.float32)
+    table.put(ids(1, 2, 3), rows)
+    table.put(ids(1, 2, 3), 2 * rows)  # what is known takes no more
+    assert (budget.used, table.nbytes, table.bases(ids(2), 64)[0, 0]) == (768, 768, 2)
+    with pytest.raises(
+        MemoryExceeded, match=r"a sample of a link's cache \(codec.memory_bytes bounds it\) needs 256 B, .*--memory"
+    ):
+        table.put(ids(4), rows[:1])
+    del table
+    assert budget.used == 0

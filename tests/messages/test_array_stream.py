@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from farflung.errors import WireError
+from farflung.errors import MemoryExceeded, WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader
 from farflung.messages.array_stream import join_pieces, tensor_pieces, upload_frames
 from farflung.messages.calls import TensorPiece, WeightsUpload
@@ -71,3 +72,27 @@ def test_a_byte_stream_is_cut_into_pieces() -> None:
     head, *pieces, end = upload_frames(WeightsUpload(run="r"), [bytes(5 << 20), b"abc"])
     assert (head.kind, end.kind) == ("weights", "end")
     assert [memoryview(piece.sections[0]).nbytes for piece in pieces] == [4 << 20, 1 << 20, 3]
+
+
+def test_gaps_between_elements_are_no_way_to_take_memory() -> None:
+    wide = ArrayHeader(dtype="float32", shape=(1 << 18,), strides=(1 << 10,))
+    with pytest.raises(WireError, match=r"tensor 'w' takes 107\d+ bytes with its gaps, and 1048576 travel: send it without"):
+        join_pieces([TensorPiece(name="w", array=wide, last=True, sections=(bytes(1 << 20),))])
+
+
+def test_a_size_that_is_only_claimed_takes_no_memory() -> None:
+    huge = ArrayHeader(dtype="float32", shape=(1 << 33,), strides=None)
+    with pytest.raises(WireError, match="begins with 8: it was cut in transfer"):
+        join_pieces([TensorPiece(name="w", array=huge, last=False, sections=(bytes(8),))])
+    with pytest.raises(WireError, match="oversized array"):
+        join_pieces([TensorPiece(name="w", array=huge, last=False, sections=(bytes(4 << 20),))], limit=1 << 30)
+
+
+def test_tensors_count_in_the_budget_while_they_live() -> None:
+    pieces, budget = list(tensor_pieces([("w", np.zeros(1000, np.float32)), ("v", np.ones(2, np.int64))])), MemoryBudget(1 << 13)
+    found = join_pieces(pieces, budget)
+    assert budget.used == 4016
+    del found
+    assert budget.used == 0
+    with pytest.raises(MemoryExceeded, match=r"tensor 'w' needs 4 kB, and 0 B of the 4 kB .*offer more memory \(--memory\)"):
+        join_pieces(pieces, MemoryBudget(3999))

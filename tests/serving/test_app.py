@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import httpx
@@ -94,3 +94,17 @@ def test_a_body_is_json_by_its_header(kind: str) -> None:
     assert answer.status_code == 415
     text = f"the body has Content-Type {kind!r}: send an object with application/json"
     assert answer.json()["error"]["message"] == text
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.serving.app.REQUEST_SECONDS", 0.05)
+
+    async def halves() -> AsyncIterator[bytes]:
+        yield b'{"model": '
+        await asyncio.Event().wait()
+
+    answer = ask("/v1/completions", content=halves(), headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        408,
+        "the body did not come within 0.05 s: send it again over a faster connection",
+    )

@@ -129,7 +129,10 @@ class RunRecords:
 
 @dataclass(slots=True, kw_only=True)
 class Submission:
-    """Who submitted a run (its name as a client), and what. ``bundle`` (large) is dropped when the run is over."""
+    """Who submitted a run (its name as a client), and what.
+
+    ``bundle`` (large) is dropped when the run is over, and while it waits for its first plan: its file has it.
+    """
 
     submitter: str
     bundle: Bundle | None
@@ -138,7 +141,7 @@ class Submission:
 
     @property
     def topology(self) -> Topology | None:
-        """The topology that was sent along (None: there is none, or the run is over)."""
+        """The topology that was sent along (None: there is none, or the bundle was dropped)."""
         return None if self.bundle is None else self.bundle.topology
 
 

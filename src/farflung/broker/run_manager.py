@@ -36,6 +36,7 @@ from farflung.protocol.events import (
     RunSubmitted,
     StopRequested,
 )
+from farflung.protocol.runs import RunState
 from farflung.protocol.standing import StandingRecord
 from farflung.units import counted
 
@@ -204,12 +205,21 @@ class RunManager:
             )
         )
         with self._runs.changed:
+            self._put_away(live)
             return self._runs.machine.runs[live.run].state.value
 
     def restore(self, live: LiveRun, event: RunRestored) -> None:
         """Add a run of an earlier broker process."""
         self._runs.add(live)
         self.handle(event)
+        with self._runs.changed:
+            self._put_away(live)
+
+    def _put_away(self, live: LiveRun) -> None:
+        """Drop the bundle of a run that waits for its first plan: the queue of a ticket may be long. The lock is held."""
+        run = self._runs.machine.runs[live.run]
+        if run.state is RunState.WAITING and not run.attempts:
+            live.submission.bundle = None
 
     def close(self) -> None:
         """Fail all runs that are not over, and join all threads."""

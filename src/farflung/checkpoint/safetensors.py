@@ -27,6 +27,8 @@ Array = NDArray[Any]
 
 #: The library's own limit.
 MAX_HEADER = 100_000_000
+#: Items of a header, counted before it is parsed: 100,000 tensors. One of empty lists would take a minute and gigabytes.
+MAX_ITEMS = 1_000_000
 #: Elements along a dimension, all elements of a tensor without any, and bytes: NumPy counts no further.
 _MOST = (1 << 63) - 1
 _CODES = {
@@ -70,8 +72,12 @@ class SafetensorsIndex:
             raise self._error(
                 f"has a header of {length} bytes in a file of {blob.size} (limit {MAX_HEADER}): it is torn or no such file"
             )
+        text = bytes(blob.read(8, length))
+        items = text.count(b",") + text.count(b"[") + text.count(b"{")
+        if items > MAX_ITEMS:
+            raise self._error(f"has a header with {items} items (limit {MAX_ITEMS}): write its tensors into several files")
         try:
-            header = json.loads(bytes(blob.read(8, length)), object_pairs_hook=self._unique)
+            header = json.loads(text, object_pairs_hook=self._unique)
         except (ValueError, RecursionError):
             raise self._error("has a header that is not JSON: it is torn or no safetensors file") from None
         if not isinstance(header, dict):

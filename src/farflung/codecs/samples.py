@@ -25,6 +25,7 @@ from farflung.codecs.base import Array, Codec, Payload
 from farflung.codecs.keys import keyed
 from farflung.codecs.members import decode_payload
 from farflung.errors import CodecError
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["Ids", "SampleCoder", "SampleTable", "sample_ids"]
 
@@ -34,9 +35,13 @@ Ids = NDArray[np.uint64]
 
 @dataclass(slots=True, kw_only=True)
 class SampleTable:
-    """What one end of a link remembers of one value, by sample: 1-D float32 arrays; ``messages``: how many have changed it."""
+    """What one end of a link remembers of one value, by sample: 1-D float32 arrays; ``messages``: how many have changed it.
+
+    The arrays count in ``budget``.
+    """
 
     limit: int
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
     held: dict[int, Array] = field(default_factory=dict)
     messages: int = 0
     nbytes: int = 0
@@ -55,13 +60,21 @@ class SampleTable:
         return rows
 
     def put(self, ids: Ids, rows: Array) -> None:
-        """Hold ``rows`` of ``ids``: those that were there before, and others as far as the limit lets."""
+        """Hold ``rows`` of ``ids``: those that were there before, and others as far as the limit lets.
+
+        Raises:
+            MemoryExceeded: the budget has no room for another sample.
+        """
         self.messages += 1
         for number, row in zip(ids, rows, strict=True):
             before = self.held.get(int(number))
             more = row.nbytes - (0 if before is None else before.nbytes)
-            if self.nbytes + more <= self.limit:
-                self.held[int(number)] = np.array(row)
+            if before is not None and not more:
+                before[:] = row
+            elif self.nbytes + more <= self.limit:
+                with self.budget.transferred(row.nbytes, "a sample of a link's cache (codec.memory_bytes bounds it)") as owns:
+                    self.held[int(number)] = np.array(row)
+                    owns(self.held[int(number)])
                 self.nbytes += more
 
 

@@ -26,6 +26,7 @@ from farflung.serving.openai import ChatRequest, CompletionRequest, TextRequest
 from farflung.serving.scheduler import TokenSequence
 from farflung.serving.service import Service
 from farflung.serving.tokenizers import ServedTokenizer
+from farflung.transports.http_patience import REQUEST_SECONDS
 
 __all__ = ["ServedApi", "make_app"]
 
@@ -162,10 +163,15 @@ class _Routes:
         if given.partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, error_body(f"the body has Content-Type {given!r:.60}: send an object with application/json"))
         raw, largest = bytearray(), _TOKEN_BYTES * self._api.context + _OTHER_BYTES
-        async for block in request.stream():
-            raw += block
-            if len(raw) > largest:
-                raise Refused(413, error_body(f"the body has more than {largest} bytes: send a shorter prompt"))
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                async for block in request.stream():
+                    raw += block
+                    if len(raw) > largest:
+                        raise Refused(413, error_body(f"the body has more than {largest} bytes: send a shorter prompt"))
+        except TimeoutError:
+            text = f"the body did not come within {REQUEST_SECONDS:g} s: send it again over a faster connection"
+            raise Refused(408, error_body(text)) from None
         try:
             body = kind.model_validate(json.loads(raw.decode("utf-8")))
             body.check()

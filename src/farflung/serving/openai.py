@@ -30,10 +30,13 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
 }
 _MOST_CHOICES = 64
+#: Characters of a stop, and stops: each token that is drawn is compared with the beginnings of all of them.
+_MOST_STOP, _MOST_STOPS = 500, 16
 #: Seeds are smaller: messages between machines carry no larger ones.
 _SEEDS = 2**53
 
 Prompt = str | list[int]
+_Stop = Annotated[str, Field(min_length=1, max_length=_MOST_STOP)]
 
 
 def _several(value: object) -> object:
@@ -56,7 +59,7 @@ class TextRequest(BaseModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 1.0
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
     seed: Annotated[int, Field(ge=0, lt=_SEEDS)] | None = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_several), Field(max_length=16)] = []
+    stop: Annotated[list[_Stop], BeforeValidator(_several), Field(max_length=_MOST_STOPS)] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     #: From here on: not of OpenAI, but of most servers.

@@ -15,6 +15,8 @@ from farflung.serving.app import ServedApi, make_app
 from farflung.serving.model import ServedModel
 from farflung.serving.service import Service
 from farflung.transports.addresses import host_and_port, is_loopback, listen_at
+from farflung.transports.descriptors import raise_descriptor_limit
+from farflung.transports.http_patience import patient_protocol
 
 __all__ = ["listen", "serve_model"]
 
@@ -51,8 +53,15 @@ def serve_model(client: Client, model: ServedModel, listening: socket.socket, ke
             key=key,
         )
         config = uvicorn.Config(
-            make_app(api), log_level="warning", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=1
+            make_app(api),
+            http=patient_protocol(),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
+        raise_descriptor_limit()
         server = uvicorn.Server(config)
 
         def end() -> None:

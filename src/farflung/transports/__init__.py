@@ -6,6 +6,7 @@
 - ``shaping``: a transport slowed down to the latency and bandwidth of an emulated link.
 - ``meter``: counters of traffic by peer.
 - ``rpc``: the control plane, remote calls over gRPC.
+- ``http_patience``: a deadline for requests to the HTTP servers.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from farflung.errors import WireError
 from farflung.wire.frames import Buffer
 
-__all__ = ["DTYPES", "ArrayMeta", "c_strides", "compact", "describe", "pack", "restore", "unpack"]
+__all__ = ["DTYPES", "ArrayMeta", "c_strides", "check_dense", "compact", "describe", "pack", "restore", "unpack"]
 
 Array = NDArray[Any]
 
@@ -226,6 +226,19 @@ def _layout(meta: ArrayMeta) -> tuple[list[tuple[int, int]], int]:
             return ([(meta.span, 1)], meta.span) if meta.span <= numel else (dims, numel)
         reach += (size - 1) * stride
     return dims, numel
+
+
+def check_dense(meta: ArrayMeta, what: str, limit: int) -> None:
+    """See that the array takes as many bytes as travel, and at most ``limit``: gaps would be memory that nobody has sent.
+
+    Raises:
+        WireError: it does not; ``what`` names it.
+    """
+    _check_limit(meta, limit)
+    if meta.memory_nbytes != meta.packed_nbytes:
+        raise WireError(
+            f"{what} takes {meta.memory_nbytes} bytes with its gaps, and {meta.packed_nbytes} travel: send it without"
+        )
 
 
 def _check_limit(meta: ArrayMeta, limit: int) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "decode_parts",
     "encode_frame",
     "run_of",
+    "uninitialized",
 ]
 
 WIRE_VERSION = 1
@@ -243,7 +244,7 @@ class FrameDecoder:
             _checked_section(self._sections[-1], head, len(self._sections) - 1)
         while len(self._sections) < head.count:
             length = head.lengths[len(self._sections)]
-            self._sections.append(_uninitialized(length, self._budget) if length else memoryview(b""))
+            self._sections.append(uninitialized(length, "a frame", self._budget) if length else memoryview(b""))
             self._filled = 0
             if length:
                 return None
@@ -325,11 +326,21 @@ def _checked_section(section: memoryview, head: _Head, index: int) -> memoryview
     return section
 
 
-def _uninitialized(length: int, budget: MemoryBudget) -> memoryview:
-    """Allocate ``length`` bytes, aligned for every element type. The system provides pages only as bytes are written."""
+def uninitialized(length: int, what: str, budget: MemoryBudget, wait: float = 0.0) -> memoryview:
+    """Allocate ``length`` bytes for ``what``, aligned for every element type. They return to ``budget`` when they are freed.
+
+    The system provides pages only as bytes are written. ``wait``: as in ``MemoryBudget.reserve``.
+
+    Raises:
+        MemoryExceeded: ``budget`` has no room.
+    """
     import numpy as np  # here: control messages have no sections, and commands that only send those start without numpy
 
-    budget.reserve(length, "a frame")
-    memory = np.empty(length, np.uint8)
+    budget.reserve(length, what, wait=wait)
+    try:
+        memory = np.empty(length, np.uint8)
+    except MemoryError:
+        budget.release(length)
+        raise MemoryExceeded(f"{what} needs {length} bytes, which the system does not give: end other programs") from None
     budget.release_with(memory, length)
     return memoryview(memory.data)

@@ -10,6 +10,7 @@ from farflung.checkpoint import encode_shard
 from farflung.clock import monotonic
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_stream import fetch_states, upload_frames
 from farflung.messages.calls import Clock, ClockAnswer, ShardUpload, StatesRequest
 from farflung.messages.remote_calls import ask
@@ -24,13 +25,14 @@ _CLOCK_SECONDS = 5.0
 class BrokerStorage:
     """States of runs that the broker stores. The compute thread calls; any thread may call ``break_off``."""
 
-    def __init__(self, client: RpcClient) -> None:
-        self._client = client
+    def __init__(self, client: RpcClient, budget: MemoryBudget) -> None:
+        """``budget``: what is fetched counts in it."""
+        self._client, self._budget = client, budget
         self._uploading: RpcSession | None = None
 
     def states(self, run: str, source: str, names: Sequence[str]) -> dict[str, Array]:
         """Fetch tensors ``names`` of ``source`` ("checkpoint", "weights" or "optimizer")."""
-        return fetch_states(self._client, StatesRequest(run=run, source=source, names=tuple(names)))
+        return fetch_states(self._client, StatesRequest(run=run, source=source, names=tuple(names)), self._budget)
 
     def upload(self, head: ShardUpload, tensors: Mapping[str, Array], report: Callable[[str], None]) -> None:
         """Store this worker's share of a checkpoint. ``report`` sends its SHA-256 to the broker in the session.

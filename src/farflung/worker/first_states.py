@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,15 +21,12 @@ from farflung.messages.wire_form import encode
 from farflung.object_store import is_remote
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
-from farflung.step.stages.state_copies import most_state_bytes
+from farflung.step.stages.state_copies import most_state_bytes, most_state_tensors
 from farflung.step.stages.state_hashes import state_hashes
 from farflung.transports.base import Endpoint, Urgency
 from farflung.worker.retained_states import Continuation, RetainedStates
 
 __all__ = ["FirstStates", "StateFetch", "file_states", "weights_path"]
-
-#: A state has at most ``_TENSORS`` tensors, and a peer sends ``_MORE_TENSORS`` besides, such as sample caches.
-_TENSORS, _MORE_TENSORS = 64, 4096
 
 
 class StateFetch:
@@ -62,13 +60,15 @@ class StateFetch:
         self._retained.settle(self._run, self._attempt, self._from, setup.peers)
         for source, names in moves.items():
             most = most_state_bytes(setup, names)
-            self._limits[source] = most, _MORE_TENSORS + _TENSORS * len(names) + most // PIECE_BYTES
+            self._limits[source] = most, most_state_tensors(names) + most // PIECE_BYTES
             request = StatesWanted(run=setup.run, base=self._run, attempt=self._attempt, names=tuple(sorted(names)))
             endpoint.post(source, encode(request), Urgency.CONTROL)
         wanted = {name for index in setup.own_stages for name in setup.subgraphs[index].states}
         self._found = self._retained.read(self._run, step, wanted)
         for source in moves:
-            self._found |= self._checked(source, join_pieces(mailbox.take(("lent", source))))
+            pieces = deque(mailbox.take(("lent", source)))
+            each = (pieces.popleft() for _ in range(len(pieces)))  # a piece is freed when it is joined
+            self._found |= self._checked(source, join_pieces(each, setup.budget, self._limits[source][0]))
         constant = {name for name in wanted if graph.state[name].kind is StateKind.CONSTANT}
         missing = sorted(wanted - set(self._found) - constant)
         if missing:

@@ -162,7 +162,7 @@ class Worker:
             place=Place(base=options.data, cache=default_cache(), confined=not options.any_path),
             links=links,
             retained=self._retained,
-            storage=BrokerStorage(membership.client),
+            storage=BrokerStorage(membership.client, budget),
             report=report,
             log=log,
             observer=observer or NoObserver(),

@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from farflung.engines.isolated import arena
 from farflung.engines.isolated.arena import Arena, Slot, make_file
-from farflung.errors import GraphError, WireError
+from farflung.errors import GraphError, MemoryExceeded, WireError
+from farflung.memory_budget import MemoryBudget
 
 
 @dataclass
@@ -51,7 +53,7 @@ GRID = np.arange(24, dtype=np.float32).reshape(4, 6)
 )
 def test_arrays_keep_values_and_layout(array: np.ndarray, ends: Ends) -> None:
     slot = ends.worker.write(array)
-    for found in (ends.other.view(slot), ends.other.copy(slot)):
+    for found in (ends.other.view(slot), ends.other.copy(slot, MemoryBudget())):
         assert found.dtype == array.dtype.newbyteorder("=")
         np.testing.assert_array_equal(found, array)
         if array.size and min(array.strides, default=0) >= 0:
@@ -60,7 +62,7 @@ def test_arrays_keep_values_and_layout(array: np.ndarray, ends: Ends) -> None:
 
 def test_a_copy_does_not_change_with_the_memory(ends: Ends) -> None:
     slot = ends.other.write(GRID)
-    copy = ends.worker.copy(slot)
+    copy = ends.worker.copy(slot, MemoryBudget())
     ends.other.begin()
     ends.other.write(GRID + 1)
     np.testing.assert_array_equal(copy, GRID)
@@ -83,7 +85,7 @@ def test_a_copy_does_not_change_with_the_memory(ends: Ends) -> None:
 )
 def test_slots_outside_of_the_other_half_are_refused(slot: Slot, ends: Ends) -> None:
     with pytest.raises(WireError, match="the process that computes answered with an array"):
-        ends.worker.copy(slot)
+        ends.worker.copy(slot, MemoryBudget())
 
 
 def test_the_copies_of_a_message_take_no_more_than_the_half(ends: Ends) -> None:
@@ -92,9 +94,9 @@ def test_the_copies_of_a_message_take_no_more_than_the_half(ends: Ends) -> None:
     for _ in range(2):
         ends.worker.begin()
         for _ in range(5):
-            ends.worker.copy(slot)
+            ends.worker.copy(slot, MemoryBudget())
     with pytest.raises(WireError, match="the process that computes answered with arrays that lie in each other"):
-        ends.worker.copy(slot)
+        ends.worker.copy(slot, MemoryBudget())
 
 
 @pytest.mark.parametrize("slot", [Slot("uint8", (1 << 40,), (0,), 1 << 19), Slot("float32", (4,), (1,), 1 << 19)])
@@ -119,3 +121,22 @@ def test_pages_that_no_message_needs_go_back(ends: Ends) -> None:
         ends.worker.write(GRID)
         ends.worker.trim()
     assert ends.worker.resident < before / 4
+
+
+def test_what_is_copied_out_counts_in_the_budget_while_it_lives(ends: Ends) -> None:
+    budget = MemoryBudget(3 * GRID.nbytes)
+    slot = ends.other.write(GRID)
+    copies = [ends.worker.copy(slot, budget) for _ in range(2)]
+    assert budget.used == 2 * GRID.nbytes
+    part = copies.pop()[1:]
+    assert budget.used == 2 * GRID.nbytes, "a view keeps the memory"
+    del part
+    assert budget.used == GRID.nbytes
+
+
+def test_a_full_budget_names_the_remedy(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "_WAIT", 0.0)
+    with pytest.raises(
+        MemoryExceeded, match=r"^what the process that computes gives needs 96 B, .*offer more memory \(--memory\)$"
+    ):
+        ends.worker.copy(ends.other.write(GRID), MemoryBudget(90))

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from farflung.engines.base import Array
-from farflung.errors import WireError
+from farflung.errors import MemoryExceeded, WireError
+from farflung.memory_budget import MemoryBudget
+from farflung.messages.array_headers import ArrayHeader
 from farflung.messages.commands import CopyRounds
 from farflung.messages.data import CopyPiece
 from farflung.messages.schema import UNSET
@@ -34,9 +36,11 @@ def pieces(arrays: Mapping[str, Array], base: Version | None = None, link: float
     return [make(link) for make in Coder(lambda: 0.0).pieces("run", arrays, base)]
 
 
-def received(sent: list[CopyPiece], *held: Version, limit: int = 1 << 24) -> Incoming:
+def received(
+    sent: list[CopyPiece], *held: Version, limit: int = 1 << 24, tensors: int = 99, budget: MemoryBudget | None = None
+) -> Incoming:
     versions = dict(held)
-    incoming = Incoming(limit, versions.get)
+    incoming = Incoming((limit, tensors), budget or MemoryBudget(), versions.get)
     for piece in sent:
         incoming.add(piece)
     return incoming
@@ -123,3 +127,34 @@ def test_rounds_are_as_far_apart_as_the_last_one_was_large() -> None:
     rounds = CopyRounds(every=9, guards={"a": ("b",)}, least=3, budget=100.0)
     assert [rounds.gap(nbytes) for nbytes in (0, 250, 400, 1001)] == [3, 3, 4, 11]
     assert CopyRounds(every=9).gap(10**9) == 9, "what the job says is kept"
+
+
+def test_a_copy_counts_in_the_budget_until_it_is_dropped() -> None:
+    sent, budget = pieces(state(0)), MemoryBudget(1 << 22)
+    incoming = received(sent, budget=budget)
+    arrays = incoming.arrays()
+    nbytes = sum(array.nbytes for array in arrays.values())
+    assert budget.used == nbytes
+    with pytest.raises(
+        MemoryExceeded, match=r"a copy of states, which this worker stores for another one needs .*offer more memory"
+    ):
+        received(sent, budget=MemoryBudget(nbytes - 1))
+    del incoming, arrays
+    assert budget.used == 0
+
+
+def test_gaps_between_elements_are_no_way_to_take_memory() -> None:
+    """Four megabytes that claim a page for each element would take four gigabytes."""
+    wide = ArrayHeader(dtype="float32", shape=(1 << 18,), strides=(1 << 10,))
+    piece = CopyPiece(run="run", name="w", array=wide, last=True, sections=(bytes(1 << 20),))
+    with pytest.raises(
+        WireError, match=r"copied tensor 'w' takes 107\d+ bytes with its gaps, and 1048576 travel: send it without"
+    ):
+        received([piece])
+
+
+def test_a_copy_of_empty_tensors_ends() -> None:
+    empty = ArrayHeader(dtype="float32", shape=(0,), strides=None)
+    many = [CopyPiece(run="run", name=f"w{index}", array=empty, last=True, sections=(b"",)) for index in range(9)]
+    with pytest.raises(WireError, match="larger than the states of its sender's stages"):
+        received(many, tensors=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from farflung.errors import FarflungError, WireError
 from farflung.transports import Insecure
 from farflung.transports.rpc import RpcClient
+from farflung.transports.rpc import server as rpc_server
 from farflung.transports.rpc.calls import Call, FrameStream
-from farflung.transports.rpc.channel import CallThreads
-from farflung.transports.rpc.server import RPC_PREFIX, RpcServer
+from farflung.transports.rpc.channel import PEER_KEY, CallThreads
+from farflung.transports.rpc.server import RPC_PREFIX, RpcHost, RpcServer
 from farflung.wire.frames import Frame
 
 PATIENCE = 60.0
@@ -155,3 +157,56 @@ def test_a_small_frame_that_repeats_is_decoded_once() -> None:
     assert got == answers == said
     assert got[0] is got[1]
     assert got[4] is not got[5], "large frames are not remembered"
+
+
+def test_messages_wait_in_the_network_until_their_caller_is_admitted_and_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would take all of them into memory: each call of a connection, with the largest message."""
+    monkeypatch.setattr(rpc_server, "_SMALL_REQUEST", 1000)
+    entered, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(call: Call, frame: Frame) -> Frame:
+        entered.release()
+        go_on.wait(PATIENCE)
+        return Frame("done", {"bytes": len(frame.header["text"])})
+
+    host = RpcHost(groups=lambda caller: {f"member {caller.name}": 128})
+    server = RpcServer(Insecure(name="broker"), host=host)
+    server.unary("slow", slow)
+    address = server.listen("127.0.0.1:0")
+    server.start()
+    with closing(RpcClient(address, Insecure(name="w"))) as client, ThreadPoolExecutor(12) as callers:
+        try:
+            large = [callers.submit(client.call, "slow", Frame("slow", {"text": "x" * 5000})) for _ in range(8)]
+            for _ in range(4):
+                assert entered.acquire(timeout=PATIENCE)
+            with closing(RpcClient(address, Insecure(name="v"))) as other:
+                answer = callers.submit(other.call, "slow", Frame("slow", {"text": "x" * 2000}))
+                assert entered.acquire(timeout=PATIENCE), "another member has places of its own"
+                assert not entered.acquire(timeout=0.2), "the fifth message of the first one waits"
+                go_on.set()
+                assert answer.result(PATIENCE).header["bytes"] == 2000
+            assert {one.result(PATIENCE).header["bytes"] for one in large} == {5000}
+        finally:
+            go_on.set()
+    server.close(0.1)
+
+
+def test_a_request_that_does_not_come_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_server, "_REQUEST_SECONDS", 0.2)
+    server, silent = RpcServer(Insecure(name="broker")), threading.Event()
+    server.unary("slow", lambda call, frame: frame)
+    address = server.listen("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+
+            def nothing() -> Iterator[bytes]:
+                silent.wait(PATIENCE)
+                yield from ()
+
+            call = channel.stream_unary(f"{RPC_PREFIX}slow", None, None)
+            with pytest.raises(grpc.RpcError, match=r"the request did not come within 0.2 s: try again over a faster connection"):
+                call(nothing(), metadata=((PEER_KEY, "w"),), timeout=PATIENCE)
+    finally:
+        silent.set()
+        server.close(0.1)

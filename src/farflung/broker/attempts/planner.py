@@ -14,6 +14,7 @@ from farflung.broker.live_run import Attempt, LiveRun
 from farflung.broker.notices import Notices
 from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, strangers_of
 from farflung.broker.planning.attempt_start import Start
+from farflung.broker.records.bundle_file import read_bundle
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.verification.run_verification import RunVerification
@@ -79,7 +80,7 @@ class AttemptPlanner:
         self.threads.join(_END_SECONDS)
 
     def _plan(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
-        bundle = live.submission.bundle
+        bundle = self._bundle(live)
         if bundle is None:
             return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
@@ -96,6 +97,17 @@ class AttemptPlanner:
         if current:
             self.notices.operator_of(live.run, planned.summary)
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
+
+    def _bundle(self, live: LiveRun) -> Bundle | None:
+        """Return the bundle of ``live``, from its file if it was dropped (None: the run is over).
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        found = live.submission.bundle or (read_bundle(live.store.root) if live.result is None else None)
+        with self.runs.changed:
+            live.submission.bundle = found if live.result is None else None
+            return live.submission.bundle
 
     def _failed(self, live: LiveRun, attempt: int, error: BaseException) -> None:
         """Planning has failed: with an error for people, or inside. Either way the run must not wait for a plan."""

@@ -2,6 +2,7 @@
 
 ``random_bits`` PyTorch's CPU generator
 ``operators``   the operators of initializers and optimizers
+``call_bytes``  how many bytes a call takes, before it runs
 ``programs``    one call of a program, behind the checks of its arguments and its memory
 ``initialize``  first values of states
 ``states``      states and gradients of a stage

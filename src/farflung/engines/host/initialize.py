@@ -60,7 +60,15 @@ def _replay(state: State, seed: int, hold: Callable[[int, str], None]) -> Array:
     results: list[Any] = []
     peak = 0
     where = f"the initializer of {state.name!r}"
-    last = last_uses(state.init, 0, [len(state.init) - 1])
+    last, most = last_uses(state.init, 0, [len(state.init) - 1]), max(_GROWTH * state.spec.nbytes, _SMALL)
+
+    def allow(more: int) -> None:
+        nonlocal peak
+        taken = check_memory(results, more, most, where)
+        if taken > peak:
+            hold(taken - peak, where)
+            peak = taken
+
     for number, step in enumerate(state.init):
         check_initializer(step.target)
         check_call(signature(step.target), step.args, step.kwargs, f"{where} at {step.target}")
@@ -71,11 +79,7 @@ def _replay(state: State, seed: int, hold: Callable[[int, str], None]) -> Array:
             return results[place]
 
         extra = {"stream": Stream(derive_seed("init", seed, state.name, step.rng))} if step.rng is not None else {}
-        results.append(call(step, read, where, **extra))
-        taken = check_memory(results, max(_GROWTH * state.spec.nbytes, _SMALL), where)
-        if taken > peak:
-            hold(taken - peak, where)
-            peak = taken
+        results.append(call(step, read, where, allow, **extra))
         for done in last.get(number, ()):
             results[done] = None
     found: Array = results[-1]

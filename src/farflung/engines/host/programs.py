@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from farflung.engines.base import Array
+from farflung.engines.host.call_bytes import call_bytes
 from farflung.engines.host.operators import host_dtype, host_function
 from farflung.errors import FarflungError, GraphError
 from farflung.graph.ir import Arg, DTypeArg, InitStep, LocalRef, iter_refs
@@ -15,8 +16,12 @@ from farflung.graph.ir import Arg, DTypeArg, InitStep, LocalRef, iter_refs
 __all__ = ["call", "check_memory", "last_uses", "reads"]
 
 
-def call(step: InitStep, read: Callable[[int], Any], where: str, **extra: Any) -> Any:
+def call(
+    step: InitStep, read: Callable[[int], Any], where: str, allow: Callable[[int], object] | None = None, **extra: Any
+) -> Any:
     """The result of ``step``; ``read`` gives the value of a place, ``extra`` what the operator takes besides.
+
+    ``allow`` gets the bytes that the call takes, before it takes them, and raises an error where they are too many.
 
     Raises:
         GraphError: the operator refuses its arguments.
@@ -25,6 +30,8 @@ def call(step: InitStep, read: Callable[[int], Any], where: str, **extra: Any) -
     args, kwargs = [_resolve(arg, read) for arg in step.args], {name: _resolve(arg, read) for name, arg in step.kwargs}
     kwargs.pop("memory_format", None)
     try:
+        if allow is not None:
+            allow(call_bytes(step.target, args, kwargs))
         found = function(*args, **kwargs, **extra)
         found = found[step.output] if isinstance(found, tuple) else found
     except FarflungError:
@@ -69,14 +76,14 @@ def last_uses(steps: Sequence[InitStep], first: int, kept: Sequence[int]) -> dic
     return found
 
 
-def check_memory(items: Sequence[Any], most: int, where: str) -> int:
-    """Refuse a program whose values take more than ``most`` bytes; return the bytes.
+def check_memory(items: Sequence[Any], more: int, most: int, where: str) -> int:
+    """Refuse a call that takes ``more`` bytes where the program's values ``items`` and they exceed ``most``; return their sum.
 
     Raises:
         GraphError: names the bytes.
     """
     owners = {id(owner): owner.nbytes for item in items if isinstance(item, np.ndarray) for owner in (_owner(item),)}
-    taken = sum(owners.values())
+    taken = sum(owners.values()) + more
     if taken > most:
         raise GraphError(f"{where}: its values take {taken} bytes, at most {most} are allowed")
     return taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,10 @@ class HostRule:
         """Whether the guards hold. Only calls on numbers and on tensors of one element run, on copies."""
         places: list[Any] = [None, None]  # guards depend neither on the parameter nor on its gradient
         places += [item if not isinstance(item, np.ndarray) else item.copy() if item.size == 1 else None for item in inputs[2:]]
-        guards = dict(program.guards)
+        guards, allow = dict(program.guards), self._allow(inputs[0], ())
         for step in program.steps:
             known = all(places[place] is not None for place in reads(step))
-            found = self._step(step, places) if known else None
+            found = self._step(step, places, allow) if known else None
             places.append(None if isinstance(found, np.ndarray) and found.size != 1 else found)
             expected = guards.get(len(places) - 1)
             if expected is None:
@@ -62,19 +62,22 @@ class HostRule:
 
     def _run(self, program: UpdateProgram, inputs: Sequence[Any]) -> list[Any]:
         places = [*inputs]
-        most = max(_GROWTH * inputs[0].nbytes, _SMALL)
         kept = [item.index for item in program.results if isinstance(item, LocalRef)]
         last = last_uses(program.steps, len(inputs), kept)
         for number, step in enumerate(program.steps):
-            places.append(self._step(step, places))
-            check_memory(places[len(inputs) :], most, self._where)
+            places.append(self._step(step, places, self._allow(inputs[0], places[len(inputs) :])))
             for done in last.get(number, ()):
                 places[done] = None
         return [places[item.index] if isinstance(item, LocalRef) else item for item in program.results]
 
-    def _step(self, step: InitStep, places: Sequence[Any]) -> Any:
+    def _allow(self, parameter: Array, made: Sequence[Any]) -> Callable[[int], object]:
+        """Return what refuses a call that takes too many bytes beside the values ``made``."""
+        most = max(_GROWTH * parameter.nbytes, _SMALL)
+        return lambda more: check_memory(made, more, most, self._where)
+
+    def _step(self, step: InitStep, places: Sequence[Any], allow: Callable[[int], object]) -> Any:
         if not step.target.startswith(PREFIX):
-            return call(step, places.__getitem__, self._where)
+            return call(step, places.__getitem__, self._where, allow)
         operands: list[Any] = [places[arg.index] if isinstance(arg, LocalRef) else arg for arg in step.args]
         if step.target == ITEM:
             return operands[0].item()

@@ -23,8 +23,10 @@ from farflung.engines.layout import distinct, extent
 from farflung.engines.present import LABEL_BYTES
 from farflung.errors import GraphError, WireError
 from farflung.graph.ir import DTYPES
+from farflung.memory_budget import MemoryBudget
 from farflung.units import Bytes
 from farflung.wire.arrays import c_strides
+from farflung.wire.frames import uninitialized
 
 __all__ = ["Arena", "Slot", "make_file"]
 
@@ -35,6 +37,8 @@ _PUNCH_HOLE = 0x01 | 0x02
 #: After how many messages pages that none of them needed are given back.
 _WINDOW = 64
 _MOST_DIMENSIONS = 64
+#: Seconds for which a copy waits for memory that others release.
+_WAIT = 10.0
 _DTYPES: Mapping[str, np.dtype[np.generic]] = {
     name: np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name) for name in DTYPES
 }
@@ -149,20 +153,25 @@ class Arena:
         self._note(self._other, end)
         return found
 
-    def copy(self, slot: Slot) -> Array:
+    def copy(self, slot: Slot, budget: MemoryBudget) -> Array:
         """A copy of the array at ``slot`` with its strides: what the other process does to the memory then changes nothing.
+
+        The copy counts in ``budget`` while it lives.
 
         Raises:
             WireError: ``slot`` is not an array within the other half, or the copies of a message have more bytes than the half.
+            MemoryExceeded: ``budget`` has no room, also after a wait for others to release memory.
         """
         shown = self.view(slot)
         span = extent(slot.shape, slot.strides) * shown.itemsize
         self._copied += span
         if self._copied > len(self._other):
             raise WireError("the process that computes answered with arrays that lie in each other")
-        held = np.empty(span, np.uint8)
-        held[:] = self._memory[slot.offset : slot.offset + span]
-        return np.ndarray(slot.shape, shown.dtype, held.data if span else None, 0, shown.strides if span else None)
+        if not span:
+            return np.ndarray(slot.shape, shown.dtype)
+        held = uninitialized(span, "what the process that computes gives", budget, _WAIT)
+        held[:] = self._memory[slot.offset : slot.offset + span].data
+        return np.ndarray(slot.shape, shown.dtype, held, 0, shown.strides)
 
     def read_bytes(self, slot: Slot) -> bytes:
         """What ``write_bytes`` wrote.

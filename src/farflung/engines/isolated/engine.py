@@ -18,6 +18,7 @@ from farflung.engines.isolated.runner import IsolatedRunner
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
+from farflung.memory_budget import MemoryBudget
 
 __all__ = ["AttemptEngine", "IsolatedEngine", "start_attempt", "start_compute"]
 
@@ -96,9 +97,9 @@ class AttemptEngine:
             answer = self._compute.answer(what, self.rank)
         return answer
 
-    def copy(self, slot: Slot) -> Array:
-        """A copy of an array of the last answer."""
-        return self._compute.arenas[self.rank].copy(slot)
+    def copy(self, slot: Slot, budget: MemoryBudget) -> Array:
+        """A copy of an array of the last answer, which counts in ``budget``."""
+        return self._compute.arenas[self.rank].copy(slot, budget)
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
@@ -179,14 +180,14 @@ class AttemptEngine:
                 spec, slots = graph.state[name].spec, found.get(name, ())
                 if len(slots) != 1 or (slots[0].shape, slots[0].dtype) != (spec.shape, spec.dtype):
                     raise WireError(f"the process that computes answered with another value for state {name!r:.60}")
-            return {name: self.copy(found[name][0]) for name in dict.fromkeys(names)}
+            return {name: self.copy(found[name][0], MemoryBudget()) for name in dict.fromkeys(names)}
 
     def clip_scale(self, norms: Sequence[float], max_norm: float) -> Array:
         """See ``Engine``."""
         with self.message():
             call = EngineCall(method="clip_scale", numbers=tuple(float(norm) for norm in norms), limit=max_norm)
             done = self.ask(call, "the factor of clipping")
-            scale = self.copy(done.values["scale"][0]) if done.values.keys() == {"scale"} else None
+            scale = self.copy(done.values["scale"][0], MemoryBudget()) if done.values.keys() == {"scale"} else None
         if scale is None or scale.shape != () or scale.dtype.name != "float32":
             raise WireError("the process that computes answered with another factor of clipping")
         return scale

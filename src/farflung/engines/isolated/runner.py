@@ -43,6 +43,7 @@ class IsolatedRunner:
         #: Element types that autocast may give a value instead of its own.
         self._also = frozenset({"bf16": {"bfloat16"}, "fp16": {"float16"}}.get(settings.precision, ()))
         self._optimizer, self._offloads = settings.optimizer, settings.offload is not None
+        self._budget = settings.budget
         self._ready: Callable[[int], None] | None = None
 
     # -- states -------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class IsolatedRunner:
 
     def _copied(self, slots: Mapping[str, Slot]) -> dict[str, Array]:
         try:
-            return {name: self.attempt.copy(slot) for name, slot in slots.items()}
+            return {name: self.attempt.copy(slot, self._budget) for name, slot in slots.items()}
         except WireError:
             self.attempt.end()
             raise

@@ -15,10 +15,12 @@ from farflung.clock import precise_time
 from farflung.codecs.planes import MAX_PIECE, expand, shrink
 from farflung.engines.base import Array
 from farflung.errors import CodecError, WireError
+from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader
 from farflung.messages.data import CopyPiece
 from farflung.messages.schema import UNSET
-from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
+from farflung.wire.arrays import DTYPES, ArrayMeta, check_dense, pack, unpack
+from farflung.wire.frames import uninitialized
 
 __all__ = ["Coder", "Incoming", "MakePiece", "Version"]
 
@@ -26,6 +28,8 @@ __all__ = ["Coder", "Incoming", "MakePiece", "Version"]
 _PIECE = 1 << 20
 #: Bytes per second that the coder is taken to pass before it has been timed, and how much a piece's time weighs among the last.
 _RATE, _WEIGHT = 2e8, 0.2
+#: Bytes of a tensor.
+_MAX_TENSOR = 64 << 30
 #: A piece of fewer bytes is not timed: the time would be mostly overhead.
 _TIMED = 1 << 16
 assert _PIECE <= MAX_PIECE
@@ -82,15 +86,19 @@ class Coder:
 
 
 class Incoming:
-    """A copy that is being received. ``limit`` bounds its bytes. ``version`` returns the stored copy of a step (None: none).
+    """A copy that is being received. ``limits``: its most bytes and tensors. Its arrays take their memory from ``budget``.
 
+    ``version`` returns the stored copy of a step (None: none).
     ``lacks``: the first piece was coded by a version that is not held here, so what comes is of no use. ``nbytes``: on the link.
     """
 
-    def __init__(self, limit: int, version: Callable[[int], Mapping[str, Array] | None]) -> None:
-        self._limit, self._version = limit, version
+    def __init__(
+        self, limits: tuple[int, int], budget: MemoryBudget, version: Callable[[int], Mapping[str, Array] | None]
+    ) -> None:
+        self._limit, self._most_tensors = limits
+        self._budget, self._version = budget, version
         self._arrays: dict[str, Array] = {}
-        self._open: tuple[str, ArrayMeta, bytearray] | None = None
+        self._open: tuple[str, ArrayMeta, memoryview] | None = None
         self._filled = 0
         self.lacks = False
         self.nbytes = 0
@@ -99,7 +107,8 @@ class Incoming:
         """Put the next piece in its place.
 
         Raises:
-            WireError: it does not fit to those before, is damaged, or all together are larger than the limit.
+            WireError: it does not fit to those before, is damaged, or all together pass the limits.
+            MemoryExceeded: the budget has no room for the tensor.
         """
         section = memoryview(piece.sections[0]).cast("B")
         self.nbytes += section.nbytes
@@ -140,16 +149,18 @@ class Incoming:
         return self._arrays
 
     def _begin(self, name: str, meta: ArrayMeta) -> None:
+        check_dense(meta, f"copied tensor {name!r}", _MAX_TENSOR)
         self._limit -= meta.packed_nbytes
-        if self._limit < 0 or name in self._arrays:
+        if self._limit < 0 or name in self._arrays or len(self._arrays) >= self._most_tensors:
             raise WireError(f"the copy that holds tensor {name!r} is larger than the states of its sender's stages")
-        self._open, self._filled = (name, meta, bytearray(meta.packed_nbytes)), 0
+        memory = uninitialized(meta.packed_nbytes, "a copy of states, which this worker stores for another one", self._budget)
+        self._open, self._filled = (name, meta, memory), 0
 
     def _end(self, name: str, meta: ArrayMeta) -> None:
         assert self._open is not None
         if self._filled != meta.packed_nbytes:
             raise WireError(f"copied tensor {name!r} has {self._filled} bytes of {meta.packed_nbytes}")
-        self._arrays[name] = unpack(meta, self._open[2], meta.memory_nbytes)
+        self._arrays[name] = unpack(meta, self._open[2], meta.packed_nbytes)
         self._open = None
 
     def _known(self, name: str, meta: ArrayMeta, step: int, size: int) -> memoryview | None:

@@ -31,16 +31,23 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Urgency
 from farflung.units import Bytes, counted
 
-__all__ = ["StateCopies", "StateCopy", "most_state_bytes"]
+__all__ = ["StateCopies", "StateCopy", "most_state_bytes", "most_state_tensors"]
 
 #: Beside the optimizer's own slots, a state with its other slots takes at most ``_SLOTS`` times its bytes, and ``_MORE`` bytes.
 _SLOTS, _MORE = 5, 1 << 20
+#: A state has at most ``_TENSORS`` tensors, and a peer sends ``_MORE_TENSORS`` besides, such as sample caches.
+_TENSORS, _MORE_TENSORS = 64, 4096
 
 
 def most_state_bytes(setup: RunSetup, names: Collection[str]) -> int:
     """Return the most bytes that the states ``names`` take with all their slots: a bound for what a peer sends."""
     states = sum(setup.graph.state[name].spec.nbytes for name in names if name in setup.graph.state)
     return _MORE + _SLOTS * states + math.ceil(state_bytes(setup.job.optimizer, setup.graph, names))
+
+
+def most_state_tensors(names: Collection[str]) -> int:
+    """Return the most tensors that a peer sends for the states ``names``."""
+    return _MORE_TENSORS + _TENSORS * len(names)
 
 
 class StateCopy:
@@ -156,7 +163,9 @@ class StateCopies:
             raise WireError(f"{owner} keeps no copies here")
         incoming = self._coming.get(owner)
         if incoming is None:
-            incoming = self._coming[owner] = Incoming(self._limit(owner), lambda step: self._version(owner, step))
+            incoming = self._coming[owner] = Incoming(
+                self._limits(owner), self._context.setup.budget, lambda step: self._version(owner, step)
+            )
         return incoming
 
     def _end(self, peer: str, end: CopyEnd) -> None:
@@ -205,10 +214,10 @@ class StateCopies:
             found = [copy for copy in self._guarded.get(owner, ()) if copy.retained_state.step == step]
         return found[0].read(found[0].retained_state.states) if found else None
 
-    def _limit(self, owner: str) -> int:
+    def _limits(self, owner: str) -> tuple[int, int]:
         setup = self._context.setup
         names = {name for stage in setup.plan.stages_of(owner) for name in setup.subgraphs[stage.index].states}
-        return most_state_bytes(setup, names)
+        return most_state_bytes(setup, names), most_state_tensors(names)
 
     def _send(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
         outbox, run, retained_state = self._context.outbox, self._context.setup.run, copy.retained_state

@@ -254,7 +254,7 @@ class SampleCache:
         with self._lock:
             if route not in self._tables:
                 limit = int(limit_of(self._setup.job.codec.memory_bytes, self._setup.routes))
-                self._tables[route] = _Table(SampleTable(limit=limit))
+                self._tables[route] = _Table(SampleTable(limit=limit, budget=self._setup.budget))
             return self._tables[route]
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "PEER_KEY",
     "RPC_LIMITS",
     "RPC_PREFIX",
+    "SERVER_WINDOW",
     "CallThreads",
     "add_port",
     "caller_of",
@@ -32,8 +33,10 @@ RPC_LIMITS = FrameLimits(max_header=16 << 20, max_bytes=64 << 20)
 RPC_PREFIX = "/farflung.Control/"
 
 
-#: Bytes of a call that may be under way: 640 Mbit/s at a round trip of 0.1 s; and the least that HTTP/2 starts with.
+#: Bytes of a call that may be under way to a caller: 640 Mbit/s at a round trip of 0.1 s; and the least that HTTP/2 starts with.
 _WINDOW, _LEAST_WINDOW = 8 << 20, (1 << 16) - 1
+#: The same to a server, which takes as much for each call that nobody reads. The rest of a message that is read comes at once.
+SERVER_WINDOW = 1 << 18
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,8 +105,11 @@ class CallThreads(futures.ThreadPoolExecutor):
             thread.join()
 
 
-def channel_options(config: TransportConfig, max_message: int) -> list[tuple[str, Any]]:
-    """Options for channels and servers: message size, keepalive, one connection for each channel, quick second tries."""
+def channel_options(config: TransportConfig, max_message: int, window: int = _WINDOW) -> list[tuple[str, Any]]:
+    """Options for channels and servers: message size, keepalive, one connection for each channel, quick second tries.
+
+    ``window``: bytes of a call that may be under way to this end and that nobody has read.
+    """
     alive, patience = int(config.keepalive * 1000), int(config.keepalive_timeout * 1000)
     return [
         ("grpc.max_receive_message_length", max_message),
@@ -124,7 +130,7 @@ def channel_options(config: TransportConfig, max_message: int) -> list[tuple[str
         ("grpc.so_reuseport", 0),
         # gRPC measures each connection with a ping after each message, which doubles the packets of heartbeats: a fixed window
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", max(_LEAST_WINDOW, min(max_message, _WINDOW))),
+        ("grpc.http2.lookahead_bytes", max(_LEAST_WINDOW, min(max_message, window))),
     ]
 
 

@@ -8,6 +8,7 @@ of one connection, and breaks off those that last. ``front`` limits the connecti
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from typing import Any
 
 import grpc
 
-from farflung.errors import FarflungError, SecurityError
+from farflung.errors import ConnectionLost, FarflungError, InputError, SecurityError
 from farflung.security import Caller, Credentials
 from farflung.transports.config import Insecure, TransportConfig
 from farflung.transports.connection_gate import PassOn
@@ -26,6 +27,7 @@ from farflung.transports.rpc.calls import Call, CallPlaces, FrameStream, RpcCont
 from farflung.transports.rpc.channel import (
     RPC_LIMITS,
     RPC_PREFIX,
+    SERVER_WINDOW,
     CallThreads,
     add_port,
     caller_of,
@@ -36,6 +38,7 @@ from farflung.transports.rpc.channel import (
 from farflung.transports.rpc.event_loop import EventLoopThread
 from farflung.transports.rpc.failures import abort
 from farflung.transports.rpc.front import HANDSHAKE_SECONDS, FrontLimits, RpcFront
+from farflung.transports.rpc.read_places import ReadPlaces
 from farflung.transports.tcp.sockets import open_server
 from farflung.wire.frames import Frame, FrameLimits, decode_frame
 
@@ -55,6 +58,8 @@ _DOOR = FrontLimits(unproven=64, of_address=32, proof=math.inf, life=20.0)
 _DOOR_PLACES = 2 * _DOOR_CALLS * _DOOR.unproven
 #: Calls of one connection of members at once: further ones wait there.
 _CALLS = 256
+#: Bytes of a message whose memory is not worth a place; and seconds in which a message must come.
+_SMALL_REQUEST, _REQUEST_SECONDS = 1 << 20, 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,41 +109,31 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         self._security, self._limits = security, limits
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._threads = CallThreads("control")
-        self._options = channel_options(config or TransportConfig(), max_message(limits))
+        self._options = channel_options(config or TransportConfig(), max_message(limits), SERVER_WINDOW)
         self._options.append(("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)))
         self._options.append(("grpc.max_concurrent_streams", _DOOR_CALLS if door else _CALLS))
-        self._places = CallPlaces()
+        self._places, self._reads = CallPlaces(), ReadPlaces()
         self._loop: EventLoopThread | None = None
         self._server: grpc.aio.Server | None = None
 
     def unary(self, name: str, handler: UnaryHandler, *, anonymous: bool = False) -> None:
         """Serve ``name`` with one frame for one frame; ``anonymous`` lets in callers without a certificate."""
 
-        async def serve(request: bytes, context: RpcContext) -> bytes:
-            async with self._call(context) as call:
+        async def serve(requests: object, context: RpcContext) -> bytes:
+            async with self._call(context) as call, self._request(call, context, name, anonymous) as request:
+                return await call.on_thread(lambda: join_frame(handler(call, request()), self._limits))
 
-                def answer() -> bytes:
-                    self._admit(call, name, anonymous)
-                    return join_frame(handler(call, decode_frame(request, self._limits)), self._limits)
-
-                return await call.on_thread(answer)
-
-        self._add(name, grpc.unary_unary_rpc_method_handler(serve))
+        self._add(name, grpc.stream_unary_rpc_method_handler(serve))
 
     def stream(self, name: str, handler: StreamHandler, *, anonymous: bool = False) -> None:
         """Serve ``name`` with frames for one frame; the handler's iterator advances as fast as the caller takes."""
 
-        async def serve(request: bytes, context: RpcContext) -> None:
-            async with self._call(context) as call:
+        async def serve(requests: object, context: RpcContext) -> None:
+            async with self._call(context) as call, self._request(call, context, name, anonymous) as request:
                 stream = self._stream(call, context)
+                await call.on_thread(lambda: self._send_all(stream, handler(call, request())))
 
-                def answers() -> None:
-                    self._admit(call, name, anonymous)
-                    self._send_all(stream, handler(call, decode_frame(request, self._limits)))
-
-                await call.on_thread(answers)
-
-        self._add(name, grpc.unary_stream_rpc_method_handler(serve))
+        self._add(name, grpc.stream_stream_rpc_method_handler(serve))
 
     def session(self, name: str, handler: SessionHandler, *, anonymous: bool = False) -> None:
         """Serve ``name`` with frames both ways, on a thread.
@@ -253,6 +248,20 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             if call is not None:
                 call.finish()
 
+    @asynccontextmanager
+    async def _request(self, call: Call, context: RpcContext, method: str, anonymous: bool) -> AsyncIterator[Callable[[], Frame]]:
+        """Admit the caller, then take its one message from the network; yield what decodes the message.
+
+        gRPC would take the message first, and as many as there are calls.
+        """
+        await call.on_thread(lambda: self._admit(call, method, anonymous))
+        groups = () if call.caller is None else self._host.groups(call.caller)
+        async with self._reads.place(groups) as place:
+            message = await _read(context, call.address)
+            if len(message) <= _SMALL_REQUEST:
+                place.leave()  # a long call, such as a watcher's, needs no place while it lasts
+            yield lambda: decode_frame(message, self._limits)
+
     def _admit(self, call: Call, method: str, anonymous: bool) -> None:
         """See that the caller may call ``method``; may wait for files.
 
@@ -287,3 +296,21 @@ class RpcServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         assert self._loop is not None
         while (frame := self._loop.run(stream.receive())) is not None:
             yield frame
+
+
+async def _read(context: RpcContext, address: str) -> bytes:
+    """The one message of a call.
+
+    Raises:
+        ConnectionLost: the caller broke off.
+        InputError: the message does not come.
+    """
+    try:
+        message = await asyncio.wait_for(context.read(), _REQUEST_SECONDS)
+    except (grpc.aio.BaseError, asyncio.CancelledError) as error:
+        raise ConnectionLost(f"lost {address}: the connection broke off") from error
+    except TimeoutError:
+        raise InputError(f"the request did not come within {_REQUEST_SECONDS:g} s: try again over a faster connection") from None
+    if not isinstance(message, bytes):
+        raise ConnectionLost(f"lost {address}: it called without a message")
+    return message

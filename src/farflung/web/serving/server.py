@@ -19,6 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp
 
+from farflung.transports.http_patience import patient_protocol
 from farflung.web.pages.catalog import PAGES
 from farflung.web.pages.page import Page, View
 from farflung.web.serving.downloads import add_downloads
@@ -75,6 +76,7 @@ def serve(serving: Serving) -> None:
     key, certificate = serving.certificate or (None, None)
     config = uvicorn.Config(
         gate,
+        http=patient_protocol(),
         log_level="warning",
         access_log=False,
         server_header=False,
