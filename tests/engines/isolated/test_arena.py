@@ -119,3 +119,11 @@ def test_pages_that_no_message_needs_go_back(ends: Ends) -> None:
         ends.worker.write(GRID)
         ends.worker.trim()
     assert ends.worker.resident < before / 4
+
+
+def test_all_pages_go_back_after_large_messages(ends: Ends) -> None:
+    ends.worker.write(np.ones(400_000, np.uint8))
+    assert ends.worker.resident >= 400_000
+    ends.worker.release()
+    assert ends.worker.resident < 50_000
+    assert ends.worker.view(ends.other.write(GRID)).tolist() == GRID.tolist(), "the memory serves the next message"

@@ -100,6 +100,11 @@ class AttemptEngine:
         """A copy of an array of the last answer."""
         return self._compute.arenas[self.rank].copy(slot)
 
+    def release(self) -> None:
+        """Give back the memory of large messages, such as those with states."""
+        with self._lock:
+            self._compute.arenas[self.rank].release()
+
     # -- the engine ---------------------------------------------------------------------------------------------------
 
     def attempt(self, device: str, memory: int, patience: float = 0.0) -> AttemptEngine:
