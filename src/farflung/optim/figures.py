@@ -40,11 +40,14 @@ _MOST_TABLES = 16
 def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> float:
     """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none.
 
-    With parameters that are updated in another type, also the bytes that the update of the largest one takes.
+    With parameters that are updated in another type, or whose states are stored in 8 bits, also the bytes that the update of the
+    largest one takes.
     """
     found = {name: graph.state[name].spec for name in names if name in graph.trained}
     wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
     during = _DURING.get(spec.update, 0) * max(wide, default=0)
+    if spec.state == "8bit":
+        during += max((4 * _held_bytes(spec, graph, name) for name in found), default=0.0)
     return sum(_held_bytes(spec, graph, name) for name in found) + during
 
 
