@@ -45,7 +45,7 @@ def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> fl
     """
     found = {name: graph.state[name].spec for name in names if name in graph.trained}
     wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
-    during = _DURING.get(spec.update, 0) * max(wide, default=0)
+    during = float(_DURING.get(spec.update, 0) * max(wide, default=0))
     if spec.state == "8bit":
         during += max((4 * _held_bytes(spec, graph, name) for name in found), default=0.0)
     return sum(_held_bytes(spec, graph, name) for name in found) + during
