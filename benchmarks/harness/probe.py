@@ -24,7 +24,8 @@ from farflung.errors import InputError
 
 __all__ = ["main", "peak_bytes", "resident_bytes", "tree_bytes"]
 
-_EVERY = 0.02
+#: Seconds between two looks: at least these, and so many times the seconds that a look takes (a millisecond for each 250 MB).
+_EVERY, _REST = 0.02, 5.0
 #: What a page takes of a process, divided by the processes that have it: fields of ``smaps_rollup``.
 _COUNTED = ("Pss_Anon:", "Pss_Shmem:")
 
@@ -85,9 +86,11 @@ class _Curve(threading.Thread):
 
     def run(self) -> None:
         """Watch until ``over``."""
-        begin, last, own = time.monotonic(), -(1 << 30), os.getpid()
-        while not self.over.wait(_EVERY):
+        begin, last, own, pause = time.monotonic(), -(1 << 30), os.getpid(), _EVERY
+        while not self.over.wait(pause):
+            before = time.monotonic()
             tree = tree_bytes(own)
+            pause = max(_EVERY, _REST * (time.monotonic() - before))
             now = sum(tree.values())
             self.peak = max(self.peak, now)
             if len(tree) == 2:
