@@ -49,7 +49,7 @@ COVERED = {
     ("docs/models.md", "python"): (2, "test_documented_code.py"),
     ("docs/optimizers.md", "python"): (3, "api/scenarios/test_optimizers_page.py"),
     ("docs/optimizers.md", "toml"): (3, "api/scenarios/test_optimizers_page.py"),
-    ("docs/python.md", "python"): (15, "api/scenarios/test_python_page.py"),
+    ("docs/python.md", "python"): (16, "api/scenarios/test_python_page.py"),
     ("docs/transformers.md", "python"): (1, "frontends/test_quantized_linear.py"),
     ("docs/transformers.md", "toml"): (2, "end_to_end/training/test_model_folders.py"),
     ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),

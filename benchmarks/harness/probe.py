@@ -1,8 +1,9 @@
 """A worker that watches its own memory: ``python -m benchmarks.harness.probe FILE join TICKET ...``.
 
-Everything that a worker imports is imported first; what is resident then is the floor. The kernel's peak is reset there, and
-read again when the worker is told to leave. In FILE, {node} and {command} stand for the node of an emulation and for ``join``.
-Linux only.
+Everything that a worker imports is imported first; what it takes then is the floor. The process that forks the processes that
+compute adds its own memory to the floor, as it is while nothing computes. The peak is that of the worker with all these
+processes: anonymous and shared memory, where a page that several of them have counts once. In FILE, {node} and {command} stand
+for the node of an emulation and for ``join``. Linux only.
 """
 
 from __future__ import annotations
@@ -14,36 +15,53 @@ import runpy
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 
 from farflung.errors import InputError
 
-__all__ = ["main", "peak_bytes", "reset_peak", "resident_bytes"]
+__all__ = ["main", "peak_bytes", "resident_bytes", "tree_bytes"]
 
-_EVERY = 0.02
+#: Seconds between two looks: at least these, and so many times the seconds that a look takes (a millisecond for each 250 MB).
+_EVERY, _REST = 0.02, 5.0
+#: What a page takes of a process, divided by the processes that have it: fields of ``smaps_rollup``.
+_COUNTED = ("Pss_Anon:", "Pss_Shmem:")
 
 
 def resident_bytes() -> int:
-    """What is resident now."""
+    """What is resident in this process now."""
     return _status("VmRSS")
 
 
 def peak_bytes() -> int:
-    """The most that was resident since the last reset."""
+    """The most that was resident in this process."""
     return _status("VmHWM")
 
 
-def reset_peak() -> None:
-    """Let the peak begin from what is resident now.
+def tree_bytes(root: int) -> dict[int, int]:
+    """The process ``root`` and all processes that it has started, with the memory of each.
 
     Raises:
-        InputError: this system can't.
+        InputError: this system does not tell.
     """
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError as error:
-        raise InputError(f"the memory benchmark needs Linux with /proc/self/clear_refs: {error.strerror}") from None
+    found: dict[int, int] = {}
+    waiting = [root]
+    while waiting:
+        process = waiting.pop()
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+            found[process] = _anonymous_bytes(process)
+            for task in Path(f"/proc/{process}/task").iterdir():
+                waiting += map(int, (task / "children").read_text(encoding="ascii").split())
+    if root not in found:
+        raise InputError("the memory benchmark needs Linux with /proc/PID/smaps_rollup")
+    return found
+
+
+def _anonymous_bytes(process: int) -> int:
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))
 
 
 def _status(field: str) -> int:
@@ -56,18 +74,27 @@ def _status(field: str) -> int:
 
 
 class _Curve(threading.Thread):
-    """Resident bytes over time, thinned: a point for each change by 8 MB."""
+    """Memory over time, thinned: a point for each change by 8 MB."""
 
     def __init__(self) -> None:
         super().__init__(name="memory-curve", daemon=True)
         self.points: list[tuple[float, int]] = []
+        self.peak = 0
+        #: Of the process that forks, while it has no children.
+        self.forks = 0
         self.over = threading.Event()
 
     def run(self) -> None:
         """Watch until ``over``."""
-        begin, last = time.monotonic(), -(1 << 30)
-        while not self.over.wait(_EVERY):
-            now = resident_bytes()
+        begin, last, own, pause = time.monotonic(), -(1 << 30), os.getpid(), _EVERY
+        while not self.over.wait(pause):
+            before = time.monotonic()
+            tree = tree_bytes(own)
+            pause = max(_EVERY, _REST * (time.monotonic() - before))
+            now = sum(tree.values())
+            self.peak = max(self.peak, now)
+            if len(tree) == 2:
+                self.forks = max(self.forks, now - tree[own])
             if abs(now - last) > 8 << 20:
                 last = now
                 self.points.append((round(time.monotonic() - begin, 2), now))
@@ -75,7 +102,9 @@ class _Curve(threading.Thread):
 
 def _import_all() -> None:
     """What a worker imports in a run, with what PyTorch itself loads when operators first run without data (80 MB)."""
-    for name in ("farflung.worker.process", "farflung.checkpoint", "farflung.data", "torch._dynamo"):
+    names = ["farflung.worker.process", "farflung.checkpoint", "farflung.data", "torch._dynamo"]
+    names += [name for name in ("datasets", "tokenizers") if find_spec(name) is not None]
+    for name in names:
         importlib.import_module(name)
     import torch
 
@@ -90,8 +119,7 @@ def main(arguments: list[str]) -> None:
     _import_all()
     named = {"{node}": os.environ.get("FARFLUNG_NODE", ""), "{command}": arguments[1]}
     file = Path(reduce(lambda text, pair: text.replace(*pair), named.items(), arguments[0]))
-    floor = resident_bytes()
-    reset_peak()
+    floor = sum(tree_bytes(os.getpid()).values())
     curve = _Curve()
     curve.start()
     try:
@@ -99,7 +127,7 @@ def main(arguments: list[str]) -> None:
         runpy.run_module("farflung", run_name="__main__", alter_sys=True)
     finally:
         curve.over.set()
-        figures = {"after_imports": floor, "peak": peak_bytes(), "curve": curve.points}
+        figures = {"after_imports": floor + curve.forks, "peak": curve.peak, "curve": curve.points}
         file.write_text(json.dumps(figures), encoding="utf-8")
 
 

@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from farflung.api.evaluation import Evaluation
 from farflung.api.reports import Reports
+from farflung.engines.base import Array
 from farflung.errors import InputError
+from farflung.graph.ir import Graph, StateKind
 from farflung.job import JobSpec
 from farflung.plan.model import Plan
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, StepRecord
 
-__all__ = ["Callbacks", "EarlyStop", "Listeners", "StopTraining", "listed"]
+__all__ = ["Callbacks", "Checkpoint", "EarlyStop", "Listeners", "StopTraining", "listed"]
 
 _Step = Callable[[StepRecord], None]
 _Evaluated = Callable[[EvaluationRecord], None]
+#: Reads states by name.
+_Read = Callable[[Sequence[str]], Mapping[str, Array]]
 
 
 class StopTraining(Exception):
     """Raise it in a callback to end the training early; ``train`` returns the result so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The checkpoint after ``step`` steps, as callbacks get it. Its weights are read when they are asked for."""
+
+    step: int
+    graph: Graph
+    read: _Read
+
+    def state_dict(self) -> dict[str, Array]:
+        """Read parameters and buffers as NumPy arrays by their names in the module. A tied parameter has all its names.
+
+        With a ticket, the broker sends the newest checkpoint, which may be one of a later step.
+
+        Raises:
+            FarflungError: the checkpoint can't be read.
+        """
+        states = {one.name: one for one in self.graph.states if one.persistent and one.kind is not StateKind.CONSTANT}
+        found = self.read(list(states))
+        return {alias: array for name, array in found.items() for alias in (name, *states[name].aliases)}
+
+
+_Saved = Callable[[Checkpoint], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +94,12 @@ class EarlyStop:
 
 
 class Listeners:
-    """The caller's functions of a step, and of an evaluation."""
+    """The caller's functions of a step, of an evaluation, and of a checkpoint."""
 
-    def __init__(self, on_step: Iterable[_Step] = (), on_evaluation: Iterable[_Evaluated] = ()) -> None:
-        self.on_step, self.on_evaluation = tuple(on_step), tuple(on_evaluation)
+    def __init__(
+        self, on_step: Iterable[_Step] = (), on_evaluation: Iterable[_Evaluated] = (), on_checkpoint: Iterable[_Saved] = ()
+    ) -> None:
+        self.on_step, self.on_evaluation, self.on_checkpoint = tuple(on_step), tuple(on_evaluation), tuple(on_checkpoint)
 
     @classmethod
     def of(cls, callbacks: Sequence[Any], early_stop: object, evaluation: Evaluation | None, metrics: Iterable[str]) -> Listeners:
@@ -78,12 +109,13 @@ class Listeners:
             InputError: one is something else, or early stopping has nothing to look at.
         """
         found = [_methods(one) for one in callbacks]
-        evaluated = [on_evaluation for _, on_evaluation in found if on_evaluation is not None]
+        evaluated = [on_evaluation for _, on_evaluation, _ in found if on_evaluation is not None]
         if evaluation is not None and evaluation.on_result is not None:
             evaluated.insert(0, evaluation.on_result)
         if early_stop is not None:
             evaluated.append(_early_stop(early_stop, evaluation, ["loss", *metrics]).watch())
-        return cls([on_step for on_step, _ in found if on_step is not None], evaluated)
+        saved = [on_checkpoint for _, _, on_checkpoint in found if on_checkpoint is not None]
+        return cls([on_step for on_step, _, _ in found if on_step is not None], evaluated, saved)
 
 
 def listed(callbacks: Any, on_step: _Step | None) -> list[Any]:
@@ -99,16 +131,18 @@ def listed(callbacks: Any, on_step: _Step | None) -> list[Any]:
     return [*callbacks, *([] if on_step is None else [on_step])]
 
 
-def _methods(one: Any) -> tuple[_Step | None, _Evaluated | None]:
-    """A callback's functions of a step and of an evaluation."""
-    on_step, on_evaluation = (getattr(one, name, None) for name in ("on_step", "on_evaluation"))
-    if on_step is None and on_evaluation is None:
+def _methods(one: Any) -> tuple[_Step | None, _Evaluated | None, _Saved | None]:
+    """A callback's functions of a step, of an evaluation and of a checkpoint."""
+    on_step, on_evaluation, on_checkpoint = (getattr(one, f"on_{name}", None) for name in ("step", "evaluation", "checkpoint"))
+    if on_step is on_evaluation is on_checkpoint is None:
         on_step = one
-    if isinstance(one, type) or not all(callable(function) for function in (on_step, on_evaluation) if function is not None):
+    given = [function for function in (on_step, on_evaluation, on_checkpoint) if function is not None]
+    if isinstance(one, type) or not all(map(callable, given)):
         raise InputError(
-            f"callbacks has {one!r:.80}: pass functions of a StepRecord, or objects with a method on_step or on_evaluation"
+            f"callbacks has {one!r:.80}: pass functions of a StepRecord, or objects with a method on_step, on_evaluation or "
+            "on_checkpoint"
         )
-    return on_step, on_evaluation
+    return on_step, on_evaluation, on_checkpoint
 
 
 def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[str]) -> EarlyStop:
@@ -135,6 +169,8 @@ class Callbacks:
         reports: Reports | None = None,
     ) -> None:
         self._listeners = listeners
+        #: One function at a time: in this process, each worker's thread may bring something.
+        self._lock = threading.RLock()
         #: Shows each step before the caller's function is called.
         self.progress = progress
         #: Experiment trackers, which get each record, and recoveries.
@@ -146,7 +182,18 @@ class Callbacks:
     @property
     def given(self) -> bool:
         """Whether the caller has a callback, which may end the run."""
-        return bool(self._listeners.on_step or self._listeners.on_evaluation)
+        return bool(self._listeners.on_step or self._listeners.on_evaluation or self._listeners.on_checkpoint)
+
+    def saved(self, step: int, graph: Graph, read: _Read) -> None:
+        """There is a checkpoint after ``step`` steps; ``read`` reads its states."""
+        with self._lock:
+            if self.error is not None:
+                return
+            try:
+                for on_checkpoint in self._listeners.on_checkpoint:
+                    on_checkpoint(Checkpoint(step=step, graph=graph, read=read))
+            except BaseException as error:  # noqa: BLE001 - as in ``__call__``
+                self.error = error
 
     def planned(self, job: JobSpec, plan: Plan) -> None:
         """The training begins by ``plan``, or continues by it."""
@@ -167,12 +214,13 @@ class Callbacks:
         if self.error is not None:
             return
         try:
-            if isinstance(record, StepRecord):
-                self.progress(record)
-                for on_step in self._listeners.on_step:
-                    on_step(record)
-            else:
-                for on_evaluation in self._listeners.on_evaluation:
-                    on_evaluation(record)
+            with self._lock:
+                if isinstance(record, StepRecord):
+                    self.progress(record)
+                    for on_step in self._listeners.on_step:
+                        on_step(record)
+                else:
+                    for on_evaluation in self._listeners.on_evaluation:
+                        on_evaluation(record)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run ends cleanly first, then ``train`` raises it
             self.error = error

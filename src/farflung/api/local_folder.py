@@ -100,14 +100,16 @@ class LocalFolder:
 
     def write_share(
         self, step: int, device: str, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]
-    ) -> None:
-        """Write the share of ``device`` in the checkpoint after ``step`` steps."""
+    ) -> bool:
+        """Write the share of ``device`` in the checkpoint after ``step`` steps; return whether the checkpoint is complete."""
         if self._store is None:
-            return
+            return False
         with self._lock:
             self._store.add_shard(step, device, encode_shard(pack(states, optimizer)), committed)
-            if self._store.complete(step, self._bundle, self._plan):
+            complete = self._store.complete(step, self._bundle, self._plan)
+            if complete:
                 self._reader = CheckpointReader.from_folder(self._store.checkpoints.folder, step)
+            return complete
 
     def write_record(self, record: StepRecord | EvaluationRecord) -> None:
         """Add ``record`` to the metrics."""

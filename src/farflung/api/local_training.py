@@ -21,6 +21,7 @@ from farflung.clock import MonotonicClock
 from farflung.cluster import Topology
 from farflung.engines import get_engine
 from farflung.engines.base import Array
+from farflung.graph.ir import Graph
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.submission import Bundle
 from farflung.step.run_setup import Committed, Phase, RunSetup
@@ -70,7 +71,7 @@ def train_here(
         )
         for device in plan.devices
     }
-    listener = _Listener(folder, callbacks)
+    listener = _Listener(folder, callbacks, bundle.graph)
 
     records = RecordList()
 
@@ -118,8 +119,8 @@ def _result(status: str, progress: Progress, folder: LocalFolder, seconds: float
 class _Listener:
     """Takes the records of the run and says after each of them whether the run ends."""
 
-    def __init__(self, folder: LocalFolder, callbacks: Callbacks) -> None:
-        self.folder, self._callbacks = folder, callbacks
+    def __init__(self, folder: LocalFolder, callbacks: Callbacks, graph: Graph) -> None:
+        self.folder, self._callbacks, self._graph = folder, callbacks, graph
         #: The newest training step, and evaluation, that the callbacks have seen.
         self._seen = {Phase.TRAIN: -1, Phase.EVAL: -1}
         self._interrupted = threading.Event()
@@ -146,6 +147,10 @@ class _Listener:
         self.folder.write_record(record)
         self._callbacks(record)
         self._seen[Phase.TRAIN if isinstance(record, StepRecord) else Phase.EVAL] = record.step
+
+    def saved(self, step: int) -> None:
+        """Show the checkpoint after ``step`` steps to the callbacks."""
+        self._callbacks.saved(step, self._graph, self.folder.states)
 
     def ends_after(self, phase: Phase, step: int) -> bool | None:
         """Whether the run ends (None: the callbacks have not seen the record yet)."""
@@ -201,7 +206,8 @@ class _Hooks(LocalHooks):
         self._progress.report(self._device, report)
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
-        self._listener.folder.write_share(step, self._device, committed, states, optimizer)
+        if self._listener.folder.write_share(step, self._device, committed, states, optimizer):
+            self._listener.saved(step)
 
     def on_copy(self, step: int, device: str, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         return  # all workers are this process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from farflung.api.argument_names import warn_if_stretched
 from farflung.api.batches import Batches, EvaluationBatches
@@ -259,7 +260,7 @@ class _Follower:
                 case Note(text=text) if message.detail is not True:
                     self.records.callbacks.progress.note(self._run, text)
                 case CheckpointWritten(step=step):
-                    self.checkpoint = max(self.checkpoint, step)
+                    self._saved(step)
                 case RecordLine(line=line):
                     self.records.take(line)
                     if self.records.callbacks.error is not None:
@@ -267,6 +268,13 @@ class _Follower:
                 case Result(result=result):
                     self._end(RunResult.from_json(result))
         self._over.set()
+
+    def _saved(self, step: int) -> None:
+        callbacks = self.records.callbacks
+        self.checkpoint = max(self.checkpoint, step)
+        callbacks.saved(step, self._feeding.bundle.graph, partial(self._client.states, self._run))
+        if callbacks.error is not None:
+            self.stop()
 
     def _end(self, result: RunResult) -> None:
         if self._feeding.error is not None and result.status != "failed":

@@ -17,7 +17,7 @@ from farflung.graph.ir import State, StateKind
 from farflung.graph.weight_expressions import INITIAL, Expression, evaluate, shape_of
 from farflung.object_store import is_remote
 
-__all__ = ["Match", "Weights", "match_states"]
+__all__ = ["Match", "Weights", "check_shape", "match_states"]
 
 _MAX_INDEX = 1 << 27
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -164,7 +164,7 @@ def match_states(
         if isinstance(source, str):
             used.add(source)
         if only is None or state.name in only:
-            _check_shape(weights, state, source)
+            check_shape(weights, state, source)
         found[state.name] = source
     missing = tuple(state.name for state in wanted if state.name not in found)
     adapted = tuple(state.name.partition(_WRAPPED)[0] + "." for state in wanted if _WRAPPED in state.name)
@@ -183,7 +183,12 @@ def match_states(
     return Match(names=found, missing=missing, unused=tuple(name for name in tensors if name not in used))
 
 
-def _check_shape(weights: Weights, state: State, source: Expression) -> None:
+def check_shape(weights: Weights, state: State, source: Expression) -> None:
+    """See that ``source`` has the shape of ``state``.
+
+    Raises:
+        CheckpointError: it has another one.
+    """
     shape = shape_of(source, lambda name: weights.entry(name).spec.shape)
     if shape != state.spec.shape:
         named = repr(source) if isinstance(source, str) else f"tensors for {state.name!r}"

@@ -96,8 +96,9 @@ class OptimizerSpec(Section):
     settings: OptimizerSettings = {}
     #: Settings for some of the parameters.
     groups: tuple[GroupSpec, ...] = ()
-    #: The precision of optimizer state between steps. `bf16` halves its memory, and rounds it after each step.
-    state: Literal["float32", "bf16"] = "float32"
+    #: The precision of optimizer state between steps. `bf16` halves its memory, and `8bit` leaves a quarter of it. Both round the
+    #: state after each step.
+    state: Literal["float32", "bf16", "8bit"] = "float32"
     #: How parameters in bfloat16 or float16 are updated. `plain`: in their own type, as `torch.optim` does. `master`: as float32
     #: copies that the optimizer stores. `stochastic`: in float32, then rounded up or down at random (bfloat16 only).
     update: Literal["plain", "master", "stochastic"] = "plain"

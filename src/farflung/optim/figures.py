@@ -9,8 +9,9 @@ from farflung.graph.ir import Graph, TensorSpec
 from farflung.graph.opset import OpClass, info
 from farflung.job.spec import OptimizerSpec
 from farflung.optim.document import rules_of
+from farflung.optim.eight_bits import BLOCK, packs
 from farflung.optim.numbers import PREFIX
-from farflung.optim.program import Rule, updated_dtype
+from farflung.optim.program import Rule, StateSlot, updated_dtype
 
 __all__ = ["file_bytes", "state_bytes", "state_factor", "update_flops"]
 
@@ -21,6 +22,8 @@ _COPIES = {
 }
 #: Bytes per element that an update in float32 takes beside the state: value and gradient, and random bits with what they make.
 _DURING = {"master": 8, "stochastic": 16}
+#: Bytes of a float32 state between steps, by ``OptimizerSpec.state``: over those of float32.
+_STORED = {"float32": 1.0, "bf16": 0.5, "8bit": (1.0 + 4.0 / BLOCK) / 4.0}
 #: A parameter with less than this share of the trained bytes does not decide the largest factor.
 _SMALL = 0.01
 #: Arrays of states that a parameter may have in a file, and bytes of a page.
@@ -40,11 +43,14 @@ _MOST_TABLES = 16
 def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> float:
     """Bytes of optimizer state of the parameters ``names`` of ``graph``; those that get no gradient have none.
 
-    With parameters that are updated in another type, also the bytes that the update of the largest one takes.
+    With parameters that are updated in another type, or whose states are stored in 8 bits, also the bytes that the update of the
+    largest one takes.
     """
     found = {name: graph.state[name].spec for name in names if name in graph.trained}
     wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
-    during = _DURING.get(spec.update, 0) * max(wide, default=0)
+    during = float(_DURING.get(spec.update, 0) * max(wide, default=0))
+    if spec.state == "8bit":
+        during += max((4 * _held_bytes(spec, graph, name) for name in found), default=0.0)
     return sum(_held_bytes(spec, graph, name) for name in found) + during
 
 
@@ -80,7 +86,7 @@ def _named_bytes(spec: OptimizerSpec, declared: TensorSpec) -> float:
 def _copies(spec: OptimizerSpec) -> float:
     found = _COPIES[spec.name] if spec.name != "sgd" else float(spec.momentum > 0)
     others = (_COPIES.get(group.name, 1.0) for group in spec.groups if group.name is not None)
-    return max(found, *others, 0.0) * (0.5 if spec.state == "bf16" else 1.0)
+    return max(found, *others, 0.0) * _STORED[spec.state]
 
 
 def update_flops(spec: OptimizerSpec, graph: Graph) -> float:
@@ -103,17 +109,18 @@ def _table(spec: OptimizerSpec, graph: Graph) -> Mapping[str, tuple[float, float
         found = _TABLES[key] = {}
         for name in graph.trained:
             declared = graph.state[name].spec
-            held, flops = _figures(rules.rule_of(spec, name, declared), declared.shape, narrow=spec.state == "bf16")
+            held, flops = _figures(rules.rule_of(spec, name, declared), declared.shape, spec.state)
             if spec.update == "master" and updated_dtype(spec, declared.dtype) != declared.dtype:
                 held += 4 * declared.numel
             found[name] = held, flops
     return found
 
 
-def _figures(rule: Rule | None, shape: tuple[int, ...], *, narrow: bool) -> tuple[float, float]:
+def _figures(rule: Rule | None, shape: tuple[int, ...], state: str) -> tuple[float, float]:
     if rule is None:
         return 0.0, _SGD_FLOPS
-    held = sum(slot.nbytes(shape) * (0.5 if narrow and slot.narrows(shape) else 1.0) for slot in rule.states)
+    lower = packs if state == "8bit" else StateSlot.narrows
+    held = sum(slot.nbytes(shape) * (_STORED[state] if lower(slot, shape) else 1.0) for slot in rule.states)
     return held, _flops_of(rule, shape)
 
 

@@ -42,10 +42,14 @@ class Generation:
     _first: int = field(default=0)
     _read: int = field(default=0)
 
+    def is_last(self, drawn: TokenItem) -> bool:
+        """Return whether ``drawn``, the newest token of the sequence, is its last one, whatever its text is."""
+        return drawn.token in self.ends or self.sequence.drawn >= self.sequence.most
+
     def take(self, drawn: TokenItem) -> bool:
         """Take the newest token of the sequence; return whether the continuation has ended."""
         sequence, ends = self.sequence, drawn.token in self.ends
-        last = ends or sequence.drawn >= sequence.most
+        last = self.is_last(drawn)
         self._held += self._news(sequence.tokens[sequence.prompt : -1 if ends else None], last=last)
         stop = min((at for one in self.stops if (at := self._held.find(one)) >= 0), default=-1)
         cause: Cause | None = "stop" if ends or stop >= 0 else "length" if last else None

@@ -12,7 +12,7 @@ from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, InputError, Stopped, TrainingError, WireError
 from farflung.messages.data import PeerHello
 from farflung.messages.schema import Channel
-from farflung.messages.serving import DrawItem, ServedBatch, ServedTokens
+from farflung.messages.serving import DrawItem, ServedBatch, ServedTokens, TokenItem
 from farflung.messages.submission import Bundle
 from farflung.messages.watching import Note, Planned, Result, Started
 from farflung.messages.wire_form import decode, encode
@@ -86,6 +86,8 @@ class Service:
         self._client, self._bundle, self._log = client, bundle, log
         #: Guards everything below. The dispatching thread waits for news.
         self._changed = threading.Condition()
+        #: Held while tokens of workers are taken and become text; taken before ``_changed``.
+        self._taking = threading.Lock()
         self._scheduler = Scheduler(settings)
         self._generations: dict[TokenSequence, Generation] = {}
         self._planned: PlannedRun | None = None
@@ -228,15 +230,13 @@ class Service:
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Send batches, on a thread of its own: a link whose window is full makes it wait."""
+        """Send batches of new requests, on a thread of its own: a link whose window is full makes it wait."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self.ended is not None or self._closing or self._has_batch())
                 if self.ended is not None or self._closing:
                     return
-                attempt, batch, self._made = self._attempt, self._made, None
-            if attempt is not None and batch is not None:
-                attempt.send(batch)
+            self._send_batches()
 
     def _has_batch(self) -> bool:
         """Make the next batch (under the lock)."""
@@ -244,29 +244,51 @@ class Service:
             self._made = self._scheduler.next_batch()
         return self._attempt is not None and self._made is not None
 
+    def _send_batches(self) -> None:
+        """Send all batches that may be under way."""
+        while True:
+            with self._changed:
+                if self._closing or not self._has_batch():
+                    return
+                attempt, batch, self._made = self._attempt, self._made, None
+            if attempt is not None and batch is not None:
+                attempt.send(batch)
+
     def _receive(self, peer: str, frame: Frame) -> None:
-        """Take a frame of a worker (transport thread).
+        """Take a frame of a worker (transport thread). The next batch leaves before the text of the tokens is made.
 
         Raises:
             WireError: the model has no such token. The worker gets the error, and the run ends.
         """
         message = decode(frame, Channel.DATA)
+        if isinstance(message, ServedTokens):
+            with self._taking:
+                taken = self._take(peer, message)
+                self._send_batches()
+                self._forget([generation.sequence for generation, drawn in taken if generation.take(drawn)])
+
+    def _take(self, peer: str, message: ServedTokens) -> list[tuple[Generation, TokenItem]]:
+        """Return the requests that ``message`` has tokens of. One whose last token this is takes no part in the next batch."""
         with self._changed:
             attempt = self._attempt
-            if (
-                not isinstance(message, ServedTokens)
-                or attempt is None
-                or message.run != attempt.name
-                or peer not in attempt.devices
-            ):
-                return  # of an earlier attempt, or from somebody who has no part in this one
-            drawn = [item.token for item in message.drawn]
-            strange = max((*drawn, *(token for item in message.drawn for token, _ in item.likely)), default=0)
+            if attempt is None or message.run != attempt.name or peer not in attempt.devices:
+                return []  # of an earlier attempt, or from somebody who has no part in this one
+            tokens = [item.token for item in message.drawn]
+            strange = max((*tokens, *(token for item in message.drawn for token, _ in item.likely)), default=0)
             if strange >= self.vocabulary:
                 raise WireError(f"{peer} drew token {strange}: the model knows those from 0 to {self.vocabulary - 1}")
-            for sequence, index in self._scheduler.take(message.number, drawn, monotonic()):
-                generation = self._generations.get(sequence)
-                if generation is None or generation.take(message.drawn[index]):
-                    self._generations.pop(sequence, None)
-                    self._scheduler.remove(sequence)
-            self._changed.notify_all()
+            found = [
+                (self._generations.get(sequence), sequence, message.drawn[index])
+                for sequence, index in self._scheduler.take(message.number, tokens, monotonic())
+            ]
+            self._forget([sequence for generation, sequence, drawn in found if generation is None or generation.is_last(drawn)])
+            if self._closing:  # ``close`` waits until no batch is under way
+                self._changed.notify_all()
+            return [(generation, drawn) for generation, _, drawn in found if generation is not None]
+
+    def _forget(self, ended: Iterable[TokenSequence]) -> None:
+        """The requests ``ended`` need no more tokens."""
+        with self._changed:  # its lock is reentrant
+            for sequence in ended:
+                self._generations.pop(sequence, None)
+                self._scheduler.remove(sequence)

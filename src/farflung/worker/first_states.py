@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from farflung.checkpoint import Weights, match_states
 from farflung.checkpoint.manifest import OPTIMIZER
+from farflung.checkpoint.weights import Match, check_shape
 from farflung.data.base import Place
 from farflung.data.files import inside, resolve
 from farflung.engines.base import Array
@@ -26,7 +28,7 @@ from farflung.step.stages.state_hashes import state_hashes
 from farflung.transports.base import Endpoint, Urgency
 from farflung.worker.retained_states import Continuation, RetainedStates
 
-__all__ = ["FirstStates", "StateFetch", "file_states", "weights_path"]
+__all__ = ["FileStates", "FirstStates", "StateFetch", "weights_path"]
 
 
 class StateFetch:
@@ -151,13 +153,32 @@ class FirstStates:
         return self._stored("optimizer", parameters) if self._source == "checkpoint" else {}
 
 
-def file_states(bundle: Bundle, place: Place, names: Iterable[str]) -> dict[str, Array]:
-    """States ``names`` from the job's weights file, in another tool's names (missing ones only if the job is not strict)."""
-    spec, wanted = bundle.job.weights, frozenset(names)
-    weights = Weights.open(weights_path(spec.path, place))
-    sources = expressions_from_json(spec.sources)
-    found = match_states(weights, bundle.graph.states, strict=spec.strict, sources=sources, only=wanted).names
-    return {name: weights.read(found[name], bundle.graph.state[name].spec.dtype) for name in wanted if name in found}
+class FileStates:
+    """States from the job's weights file, in another tool's names (missing ones only if the job is not strict)."""
+
+    def __init__(self, bundle: Bundle, place: Place) -> None:
+        self._bundle, self._place = bundle, place
+
+    def read(self, names: Iterable[str]) -> dict[str, Array]:
+        """The states ``names``.
+
+        Raises:
+            CheckpointError: the file is damaged, or does not fit the model.
+            DataError: as ``weights_path``.
+        """
+        weights, match = self._opened
+        state = self._bundle.graph.state
+        chosen = {name: match.names[name] for name in names if name in match.names}
+        for name, source in chosen.items():
+            check_shape(weights, state[name], source)
+        return {name: weights.read(source, state[name].spec.dtype) for name, source in chosen.items()}
+
+    @cached_property
+    def _opened(self) -> tuple[Weights, Match]:
+        spec = self._bundle.job.weights
+        weights = Weights.open(weights_path(spec.path, self._place))
+        sources = expressions_from_json(spec.sources)
+        return weights, match_states(weights, self._bundle.graph.states, strict=spec.strict, sources=sources, only=())
 
 
 def weights_path(path: str, place: Place) -> Path | str:

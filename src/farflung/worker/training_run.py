@@ -31,7 +31,7 @@ from farflung.telemetry.log_line import Detail
 from farflung.transports.base import Arrival, Endpoint, LinkStatistics, Urgency
 from farflung.units import Bytes, BytesPerSecond, Seconds, counted
 from farflung.worker.data_feed import CallerFeed, DataKey, FileFeed, TimedFeed
-from farflung.worker.first_states import FirstStates, StateFetch, file_states
+from farflung.worker.first_states import FileStates, FirstStates, StateFetch
 from farflung.worker.links.link_shaping import shape_links
 from farflung.worker.links.peer_links import PeerLinks
 from farflung.worker.retained_states import Continuation
@@ -235,9 +235,11 @@ class TrainingRun(RunPart):
         if self._continuation is not None:
             fetch = StateFetch(self._continuation, self.run, self.attempt, services.retained)
 
+        files = FileStates(bundle, services.place)
+
         def stored(source: str, names: Sequence[str]) -> Mapping[str, Array]:
             if source == "file":
-                return self._reads.read("the weights file", partial(file_states, bundle, services.place, names))
+                return self._reads.read("the weights file", partial(files.read, names))
             return services.storage.states(self.run, source, names)
 
         return FirstStates(command.states, stored, fetch)

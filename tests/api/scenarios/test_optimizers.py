@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import farflung
 from farflung.api.optimizers import with_named_optimizer
 from farflung.errors import CaptureError, InputError
 from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec, SyncSpec
-from farflung.optim import state_bytes
+from farflung.optim import packed_states, state_bytes, unpacked_states
 from tests.support.optimizers import OPTIMIZERS, Net, batch, plain_loop, table
 
 STEPS = 20
@@ -113,6 +114,58 @@ def test_half_precision_of_states() -> None:
     job = with_named_optimizer(JobSpec(optimizer=spec), graph)
     whole = state_bytes(OptimizerSpec(name="adamw"), graph, graph.trained)
     assert state_bytes(job.optimizer, graph, graph.trained) == pytest.approx(whole / 2, rel=0.05)
+
+
+class Wide(nn.Module):
+    """Its first matrix is large enough for states in 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(70, 64), nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.second(self.first(x).tanh()) - y).square().mean()
+
+
+def wide_batch(step: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(4, 70, generator=torch.Generator().manual_seed(2 * step + micro_batch))
+    return x, x.sum(dim=1, keepdim=True)
+
+
+def eight_bit_loop(steps: int) -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
+    """AdamW whose large states are rounded to 8 bits after each step."""
+    torch.manual_seed(0)
+    model = Wide()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(*wide_batch(step, 0)).backward()
+        optimizer.step()
+        for slots in optimizer.state.values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                if slots[key].numel() >= 4096:
+                    slots[key] = torch.from_numpy(unpacked_states(*packed_states(slots[key].numpy())))
+    return dict(model.state_dict()), optimizer
+
+
+def test_states_in_eight_bits(tmp_path: Path) -> None:
+    truth, _ = eight_bit_loop(8)
+    spec = OptimizerSpec(name="adamw", lr=1e-2, state="8bit")
+
+    def train(steps: int, workers: int, **more: Any) -> Any:
+        torch.manual_seed(0)
+        return farflung.train(Wide(), wide_batch, steps=steps, optimizer=spec, workers=workers, **more)
+
+    result = train(8, 2)
+    assert all(torch.equal(truth[name], value) for name, value in result.tensors().items())
+    first = train(3, 2, folder=tmp_path / "first")
+    rest = train(8, 1, resume=first.checkpoint)
+    assert all(torch.equal(truth[name], value) for name, value in rest.tensors().items())
+    graph = result.graph
+    job = with_named_optimizer(JobSpec(optimizer=spec), graph)
+    large = graph.state["first.weight"].spec.nbytes
+    between, update = 2 * large * 0.254, 2 * large
+    assert state_bytes(job.optimizer, graph, ["first.weight"]) == pytest.approx(between + update, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["NAdam", "Adafactor", "own: a branch on the step", "Muon and AdamW"])

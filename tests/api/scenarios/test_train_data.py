@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from farflung import EarlyStop, Evaluation, StopTraining, train
+from farflung import CheckpointSpec, EarlyStop, Evaluation, StopTraining, train
 from farflung.errors import CaptureError, DataError, InputError
 from farflung.telemetry.records import EvaluationRecord, StepRecord
 from tests.support.small_training import PLACES
@@ -192,6 +193,37 @@ def test_callbacks_see_steps_and_evaluations_and_stop_the_run() -> None:
     assert seen[:5] == [("step", 0), ("step", 1), ("evaluation", 2), ("step", 2), ("step", 3)]
 
 
+@PLACES
+def test_callbacks_get_the_weights_of_checkpoints(place: str | None, tmp_path: Path) -> None:
+    seen: dict[int, dict[str, Any]] = {}
+
+    class Watch:
+        def on_checkpoint(self, checkpoint: Any) -> None:
+            seen[checkpoint.step] = checkpoint.state_dict()
+            if checkpoint.step == STEPS:
+                raise StopTraining
+
+    folder = {} if place else {"folder": tmp_path / "run"}
+    result = trained(loader(), callbacks=[Watch()], checkpoint=CheckpointSpec(every=3), ticket=place, **folder)
+    assert list(seen) == [3, 6, 9]
+    assert (result.steps, result.stopped) == (STEPS, False)
+    final = result.state_dict()
+    assert seen[9].keys() == seen[3].keys() == final.keys()
+    assert all(seen[9][name].tobytes() == value.tobytes() for name, value in final.items())
+    if place is None:  # a broker sends the newest checkpoint
+        assert all(seen[3][name].tobytes() != value.tobytes() for name, value in final.items())
+
+
+def test_a_callback_of_a_checkpoint_ends_the_run(tmp_path: Path) -> None:
+    class Watch:
+        def on_checkpoint(self, checkpoint: Any) -> None:
+            raise StopTraining
+
+    result = trained(loader(), callbacks=[Watch()], checkpoint=CheckpointSpec(every=2), folder=tmp_path / "run")
+    assert result.stopped
+    assert 2 <= result.steps < STEPS
+
+
 @pytest.mark.parametrize(("early_stop", "steps"), [(2, 6), (EarlyStop(patience=1, metric="mean", largest=True), 4)])
 def test_early_stopping(early_stop: Any, steps: int) -> None:
     result = trained(
@@ -306,7 +338,7 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         (
             loader(),
             {"callbacks": [3]},
-            r"^callbacks has 3: pass functions of a StepRecord, or objects with a method on_step or on_e",
+            r"^callbacks has 3: pass functions of a StepRecord, or objects with a method on_step, on_evaluation or on_",
         ),
         (loader(), {"early_stop": 2}, r"^early_stop compares evaluations, and there is none: pass evaluate, too$"),
         (

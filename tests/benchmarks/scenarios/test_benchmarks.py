@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from benchmarks.__main__ import app, main
 from benchmarks.harness.base import override
 from benchmarks.harness.catalog import BENCHMARKS
 from benchmarks.harness.models import family
-from benchmarks.harness.probe import peak_bytes, reset_peak, resident_bytes
+from benchmarks.harness.probe import peak_bytes, resident_bytes, tree_bytes
 from benchmarks.planning.planning import PlanningSettings, measure
 from benchmarks.training.codecs import entropy_bits
 from benchmarks.training.exactness import differences
@@ -246,11 +249,23 @@ def test_time_to_a_loss_is_that_of_the_first_point_below() -> None:
 
 def test_the_probe_sees_memory_that_is_taken() -> None:
     before = resident_bytes()
-    reset_peak()
     block = np.ones(64 << 20, np.uint8)
     assert resident_bytes() - before > 48 << 20
     del block
     assert peak_bytes() - before > 48 << 20
+
+
+def test_the_probe_sees_memory_of_child_processes() -> None:
+    block = np.ones(64 << 20, np.uint8)
+    program = "import sys; block = bytearray(b'x') * (64 << 20); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = tree_bytes(os.getpid())
+        child.communicate()
+    assert found.keys() >= {os.getpid(), child.pid}
+    assert found[os.getpid()] >= block.nbytes
+    assert 64 << 20 <= found[child.pid] < 100 << 20
 
 
 def test_the_command_writes_json_to_a_file_or_to_standard_output(tmp_path: Path) -> None:

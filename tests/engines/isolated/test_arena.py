@@ -140,3 +140,11 @@ def test_a_full_budget_names_the_remedy(ends: Ends, monkeypatch: pytest.MonkeyPa
         MemoryExceeded, match=r"^what the process that computes gives needs 96 B, .*offer more memory \(--memory\)$"
     ):
         ends.worker.copy(ends.other.write(GRID), MemoryBudget(90))
+
+
+def test_all_pages_go_back_after_large_messages(ends: Ends) -> None:
+    ends.worker.write(np.ones(400_000, np.uint8))
+    assert ends.worker.resident >= 400_000
+    ends.worker.release()
+    assert ends.worker.resident < 50_000
+    assert ends.worker.view(ends.other.write(GRID)).tolist() == GRID.tolist(), "the memory serves the next message"

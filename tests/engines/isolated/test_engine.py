@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from farflung.api.optimizers import with_named_optimizer
 from farflung.engines import EngineSettings, MicroBatch, get_engine
 from farflung.engines.base import Array, Engine
 from farflung.engines.isolated import PROTECTIONS, IsolatedEngine, arena
 from farflung.errors import GraphError, TrainingError
 from farflung.frontends.torch.capture import capture
-from farflung.job.spec import OptimizerSpec
+from farflung.job.rates import rates
+from farflung.job.spec import JobSpec, OptimizerSpec
 from tests.support.engine_drive import Stages, assert_equal, captured, equal_cuts, make, module_states, plain, run
 
 SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9))
@@ -34,6 +36,28 @@ def test_reduced_precision_and_clipping(engine: IsolatedEngine) -> None:
     settings = replace(SETTINGS, optimizer=optimizer, precision="bf16")
     found = run("gpt2", equal_cuts(captured("gpt2"), 2), 2, settings, attempt)
     assert_equal(found, plain("gpt2", 2, optimizer, "bf16"))
+
+
+def test_optimizer_states_in_eight_bits_come_back(engine: IsolatedEngine) -> None:
+    module, batch = make("gpt2")
+    graph = captured("gpt2")
+    job = with_named_optimizer(JobSpec(optimizer=OptimizerSpec(name="adamw", state="8bit")), graph)
+    stages = Stages(graph, [(0, len(graph.ops))], replace(SETTINGS, optimizer=job.optimizer), engine.attempt("cpu", 1 << 30))
+    stages.load(module_states(module))
+    (runner,) = stages.runners
+    stages.forward(MicroBatch(0, 0), stages.data(batch(0, 0)))
+    stages.backward(MicroBatch(0, 0), 1.0)
+    runner.finish_gradients({})
+    runner.update(rates(job, 0), None)
+    found = runner.optimizer_states()
+    packed = [key for key in found if key.partition("/")[0].endswith(".scale")]
+    assert packed
+    assert all(found[key.replace(".scale", "")].dtype == np.uint8 for key in packed)
+    runner.load_optimizer({})
+    runner.load_optimizer(found)
+    again = runner.optimizer_states()
+    assert again.keys() == found.keys()
+    assert [key for key, array in found.items() if not np.array_equal(again[key], array)] == []
 
 
 def test_gradients_are_taken_inside_a_backward(engine: IsolatedEngine) -> None:

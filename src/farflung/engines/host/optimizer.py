@@ -18,7 +18,7 @@ from farflung.engines.state_file import StateFile
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
-from farflung.optim import RuleBook, rules_of
+from farflung.optim import SCALE, RuleBook, check_stored, packed_states, packs, rules_of, stored_shapes, unpacked_states
 
 __all__ = ["NamedOptimizer", "OffloadedOptimizer", "Optimizer", "RuleOptimizer", "stage_optimizer"]
 
@@ -140,7 +140,7 @@ class RuleOptimizer:
     """Steps the parameters of one stage by the rules that a job carries."""
 
     def __init__(self, spec: OptimizerSpec, book: RuleBook, parameters: Mapping[str, Array]) -> None:
-        self._parameters, self._narrow = dict(parameters), spec.state == "bf16"
+        self._parameters, self._kept = dict(parameters), spec.state
         self._groups, self._settings = len(spec.groups) + 1, len(book.settings)
         self._group = {name: group_of(spec, name) for name in parameters}
         self._rules: dict[str, HostRule] = {}
@@ -158,23 +158,39 @@ class RuleOptimizer:
             raise InputError(f"{len(rates)} values for {self._settings} settings of {self._groups} groups")
         for name, gradient in gradients.items():
             settings = rates[self._group[name] :: self._groups]
-            given = None if name not in self._states else self._converted(name, self._states[name], np.float32)
+            given = None if name not in self._states else self._wide(name, self._states[name])
             # A program may change the gradient, which can be memory of XLA.
             states = self._rules[name].run(self._parameters[name], gradient.copy(), settings, given)
-            self._states[name] = self._converted(name, states, "bfloat16")
+            self._states[name] = self._stored(name, states)
 
-    def _converted(self, name: str, states: list[Any], wanted: Any) -> list[Any]:
-        """``states``, of which the narrow ones get the element type ``wanted``."""
-        if not self._narrow:
+    def _wide(self, name: str, states: list[Any]) -> list[Any]:
+        """``states`` in float32."""
+        if self._kept == "float32":
             return states
         slots, shape = self._rules[name].rule.states, self._parameters[name].shape
-        return [item.astype(wanted) if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+        return [
+            unpacked_states(*item) if isinstance(item, tuple) else item.astype(np.float32) if slot.narrows(shape) else item
+            for slot, item in zip(slots, states, strict=True)
+        ]
+
+    def _stored(self, name: str, states: list[Any]) -> list[Any]:
+        """``states`` as they are between steps; those in 8 bits are pairs of codes and scales."""
+        slots, shape = self._rules[name].rule.states, self._parameters[name].shape
+        if self._kept == "8bit":
+            return [packed_states(item) if packs(slot, shape) else item for slot, item in zip(slots, states, strict=True)]
+        if self._kept == "bf16":
+            return [item.astype("bfloat16") if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+        return states
 
     def export(self, *, copy: bool = True) -> dict[str, Array]:
         """See ``Optimizer``."""
         found: dict[str, Array] = {}
         for name, states in self._states.items():
             for slot, item in zip(self._rules[name].rule.states, states, strict=True):
+                if isinstance(item, tuple):
+                    both = zip((f"{slot.name}/{name}", f"{slot.name}{SCALE}/{name}"), item, strict=True)
+                    found |= {key: value.copy() if copy else value for key, value in both}
+                    continue
                 value = np.asarray(item, dtype=_NUMBERS[slot.kind]) if slot.number else item
                 found[f"{slot.name}/{name}"] = value.copy() if copy else value
         return found
@@ -191,15 +207,14 @@ class RuleOptimizer:
 
     def _read(self, name: str, arrays: Mapping[str, Array]) -> list[Any]:
         shape, slots = self._parameters[name].shape, self._rules[name].rule.states
-        if arrays.keys() != {slot.name for slot in slots}:
-            wrong = min(arrays.keys() ^ {slot.name for slot in slots})
-            raise CheckpointError(f"optimizer state {wrong!r} of parameter {name!r} is missing, or of another optimizer")
+        check_stored(name, arrays, stored_shapes(self._kept, slots, shape))
         found: list[Any] = []
         for slot in slots:
-            array, wanted = arrays[slot.name], slot.shape_for(shape)
-            if array.shape != wanted:
-                raise CheckpointError(f"optimizer state '{slot.name}/{name}' has shape {array.shape}, its rule {wanted}")
-            kept = "bfloat16" if self._narrow and slot.narrows(shape) else slot.kind
+            array = arrays[slot.name]
+            if self._kept == "8bit" and packs(slot, shape):
+                found.append((array.astype(np.uint8), arrays[slot.name + SCALE].astype(np.float32)))
+                continue
+            kept = "bfloat16" if self._kept == "bf16" and slot.narrows(shape) else slot.kind
             found.append(array.item() if slot.number else array.astype(kept))
         return found
 

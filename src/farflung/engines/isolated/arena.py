@@ -192,8 +192,15 @@ class Arena:
     def trim(self) -> None:
         """Once in a while, give back the pages that no message since the last time needed. The worker's end calls this."""
         self._messages += 1
-        if self._messages % _WINDOW:
-            return
+        if self._messages % _WINDOW == 0:
+            self._give_back()
+
+    def release(self) -> None:
+        """Give back all pages. The worker's end calls this between two messages."""
+        self._recent = [0, 0]
+        self._give_back()
+
+    def _give_back(self) -> None:
         for number, half in enumerate(self._halves):
             first = -(-(half.start + self._recent[number]) // mmap.PAGESIZE) * mmap.PAGESIZE
             last = half.start + self._pages[number]

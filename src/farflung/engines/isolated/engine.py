@@ -101,6 +101,11 @@ class AttemptEngine:
         """A copy of an array of the last answer, which counts in ``budget``."""
         return self._compute.arenas[self.rank].copy(slot, budget)
 
+    def release(self) -> None:
+        """Give back the memory of large messages, such as those with states."""
+        with self._lock:
+            self._compute.arenas[self.rank].release()
+
     # -- the engine ---------------------------------------------------------------------------------------------------
 
     def attempt(self, device: str, memory: int, patience: float = 0.0) -> AttemptEngine:

@@ -12,7 +12,7 @@ from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
-from farflung.optim import WIDE_SLOTS, rules_of
+from farflung.optim import WIDE_SLOTS, rules_of, stored_shapes
 
 if TYPE_CHECKING:
     from farflung.engines.isolated.engine import AttemptEngine
@@ -57,6 +57,7 @@ class IsolatedRunner:
         for part in _chunks(states):
             with self.attempt.message() as arena:
                 self._send("load", values={name: (arena.write(array),) for name, array in part.items()})
+        self.attempt.release()
 
     def states(self, names: Collection[str] | None = None, *, copy: bool = True) -> Mapping[str, Array]:
         """Copies of states, always."""
@@ -99,7 +100,8 @@ class IsolatedRunner:
         if rules is None or (self._optimizer.update != "plain" and slot in WIDE_SLOTS):
             return (), declared.shape
         rule = rules.rule_of(self._optimizer, name, declared)
-        return tuple(item.shape_for(declared.shape) for item in (() if rule is None else rule.states) if item.name == slot)
+        shapes = {} if rule is None else stored_shapes(self._optimizer.state, rule.states, declared.shape)
+        return (shapes[slot],) if slot in shapes else ()
 
     def load_optimizer(self, states: Mapping[str, Array], *, more: bool = False) -> None:
         """See ``StageRunner``."""

@@ -6,7 +6,7 @@ All arrays that belong to a stage are reached through here: by the steps that ch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 from farflung.checkpoint import pack
@@ -20,6 +20,9 @@ from farflung.step.stages.stage_runners import open_stage, splits_backward
 from farflung.step.sync.replica_slots import is_replica_slot
 
 __all__ = ["LocalStages"]
+
+#: States are read and loaded in groups of about so many bytes: a stage is never twice in memory.
+_GROUP_BYTES = 64 << 20
 
 
 class LocalStages:
@@ -97,11 +100,12 @@ class LocalStages:
         """Load the states that the run begins with; return the checkpoint's slots of replicas that train alone."""
         replicas: dict[str, Array] = {}
         for index, runner in self.bases.items():
-            names = list(runner.subgraph.states)
-            given = hooks.first_states(names) or {}
-            runner.load(given)
-            runner.initialize([name for name in names if name not in given])
-            slots = hooks.first_optimizer(names)
+            for names in _groups(runner.subgraph):
+                given = hooks.first_states(names) or {}
+                runner.load(given)
+                runner.initialize([name for name in names if name not in given])
+                del given
+            slots = hooks.first_optimizer(list(runner.subgraph.states))
             replicas |= {key: value for key, value in slots.items() if is_replica_slot(key)}
             apart = (*replicas, *filter(is_stale_slot, slots), *filter(is_scale_slot, slots))
             runner.load_optimizer({key: value for key, value in slots.items() if key not in apart})  # empty: it starts anew
@@ -195,6 +199,18 @@ class LocalStages:
         self.committed = self._saved_committed
         self.loss_scale.reset()
         return self.load_first(hooks)
+
+
+def _groups(piece: SubGraph) -> Iterator[list[str]]:
+    """The states of ``piece``, the largest first, in groups of about ``_GROUP_BYTES``."""
+    sizes = {name: piece.graph.state[name].spec.nbytes for name in piece.states}
+    group: list[str] = []
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if group and sum(sizes[one] for one in group) + sizes[name] > _GROUP_BYTES:
+            yield group
+            group = []
+        group.append(name)
+    yield group
 
 
 def _slots(

@@ -10,11 +10,12 @@ import torch
 
 from farflung.engines.base import Array
 from farflung.engines.torch.arrays import TORCH_DTYPES, from_array, spec_of, to_array
+from farflung.engines.torch.optimizers.packed_states import Packed, packed, unpacked
 from farflung.engines.torch.optimizers.update_programs import CompiledRule, ParameterStates
 from farflung.errors import CheckpointError, GraphError, InputError
 from farflung.job.groups import group_of
 from farflung.job.spec import OptimizerSpec
-from farflung.optim import RuleBook, rules_of
+from farflung.optim import SCALE, RuleBook, check_stored, packs, rules_of, stored_shapes
 
 __all__ = ["RuleOptimizer", "StageOptimizer", "make_optimizer", "plain_optimizer"]
 
@@ -113,7 +114,7 @@ class RuleOptimizer:
     """Steps the parameters of one stage by the rules that a job carries."""
 
     def __init__(self, spec: OptimizerSpec, book: RuleBook, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._parameters, self._narrow = dict(parameters), spec.state == "bf16"
+        self._parameters, self._kept = dict(parameters), spec.state
         self._groups, self._settings = len(spec.groups) + 1, len(book.settings)
         self._group = {name: group_of(spec, name) for name in parameters}
         self._rules: dict[str, CompiledRule] = {}
@@ -148,22 +149,31 @@ class RuleOptimizer:
 
     def _wide(self, name: str) -> ParameterStates:
         states = self._states.get(name)
-        if states is None or not self._narrow:
+        if states is None or self._kept == "float32":
             return states
         slots, shape = self._rules[name].rule.states, tuple(self._parameters[name].shape)
-        return [item.float() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+        return [
+            unpacked(item) if isinstance(item, Packed) else item.float() if slot.narrows(shape) else item
+            for slot, item in zip(slots, states, strict=True)
+        ]
 
     def _stored(self, name: str, states: list[Any]) -> list[Any]:
-        if not self._narrow:
-            return states
         slots, shape = self._rules[name].rule.states, tuple(self._parameters[name].shape)
-        return [item.bfloat16() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+        if self._kept == "8bit":
+            return [packed(item) if packs(slot, shape) else item for slot, item in zip(slots, states, strict=True)]
+        if self._kept == "bf16":
+            return [item.bfloat16() if slot.narrows(shape) else item for slot, item in zip(slots, states, strict=True)]
+        return states
 
     def export(self, *, copy: bool = True) -> dict[str, Array]:
         """``<slot>/<parameter>`` -> value."""
         found: dict[str, Array] = {}
         for name, states in self._states.items():
             for slot, item in zip(self._rules[name].rule.states, states, strict=True):
+                if isinstance(item, Packed):
+                    found[f"{slot.name}/{name}"] = to_array(item.codes, copy=copy)
+                    found[f"{slot.name}{SCALE}/{name}"] = to_array(item.scales, copy=copy)
+                    continue
                 array = (
                     to_array(item, copy=copy) if isinstance(item, torch.Tensor) else np.asarray(item, dtype=_NUMBERS[slot.kind])
                 )
@@ -186,19 +196,19 @@ class RuleOptimizer:
 
     def _read(self, name: str, arrays: Mapping[str, Array]) -> list[Any]:
         parameter, slots = self._parameters[name], self._rules[name].rule.states
-        if arrays.keys() != {slot.name for slot in slots}:
-            wrong = min(arrays.keys() ^ {slot.name for slot in slots})
-            raise CheckpointError(f"optimizer state {wrong!r} of parameter {name!r} is missing, or of another optimizer")
+        shape, device = tuple(parameter.shape), parameter.device
+        check_stored(name, arrays, stored_shapes(self._kept, slots, shape))
         found: list[Any] = []
         for slot in slots:
-            array, shape = arrays[slot.name], tuple(parameter.shape)
-            wanted = slot.shape_for(shape)
-            if array.shape != wanted:
-                raise CheckpointError(f"optimizer state '{slot.name}/{name}' has shape {array.shape}, its rule {wanted}")
+            array = arrays[slot.name]
             if slot.number:
                 found.append(array.item())
                 continue
-            value = from_array(array, _CPU if array.ndim == 0 else parameter.device)
-            kept = torch.bfloat16 if self._narrow and slot.narrows(shape) else TORCH_DTYPES[slot.kind]
+            if self._kept == "8bit" and packs(slot, shape):
+                codes, scales = from_array(array, device), from_array(arrays[slot.name + SCALE], device)
+                found.append(Packed(codes.to(torch.uint8), scales.to(torch.float32)))
+                continue
+            value = from_array(array, _CPU if array.ndim == 0 else device)
+            kept = torch.bfloat16 if self._kept == "bf16" and slot.narrows(shape) else TORCH_DTYPES[slot.kind]
             found.append(value.to(kept))
         return found
