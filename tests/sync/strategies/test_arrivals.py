@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farflung.errors import InputError
 from farflung.sync import World, get_strategy
@@ -57,7 +59,7 @@ def test_local_steps_are_counted_as_they_are_taken(steps: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_of_equal_members_that_wait_for_each_other_it_is_local_sgd(name: str) -> None:
-    settings = {"buffer": 3} if name == "fedbuff" else {}
+    settings: dict[str, Any] = {"buffer": 3} if name == "fedbuff" else {}
     found, local = group(name, sync_every=4, overlap=0, **settings), group("local_sgd", sync_every=4)
     found.run(12)
     local.run(12)
@@ -123,6 +125,38 @@ def test_stale_contributions_count_less() -> None:
 def test_a_fresh_contribution_is_not_stale_with_an_overlap() -> None:
     assert weights("fedbuff", among(6, 6), 6, sync_every=6, overlap=1, buffer=2) == [0.5, 0.5]
     assert weights("fedbuff", among(6, 6), 12, sync_every=6, overlap=1, buffer=2) == [pytest.approx(0.5 * 2**-0.5)] * 2
+
+
+@given(data=st.data())
+def test_staleness_is_how_often_the_model_moved_since_the_member_took_it(data: st.DataObject) -> None:
+    """Against a model that is moved step by step, for any speeds."""
+    period = data.draw(st.integers(2, 7))
+    overlap, buffer = data.draw(st.integers(0, period - 1)), data.draw(st.integers(1, 4))
+    speeds = (period, *data.draw(st.lists(st.integers(1, period), min_size=1, max_size=3)))
+    here, settings = among(*speeds), {"sync_every": period, "overlap": overlap, "buffer": buffer}
+    version, waiting, taken = 0, 0, [0] * len(speeds)
+    began: dict[tuple[int, int], int] = {}
+    done = [0] * len(speeds)
+    for step in range(5 * period):
+        finished = []
+        for member, rate in enumerate(speeds):
+            if ended(step, rate, period) is not None:
+                done[member] += 1
+                if done[member] % period == 0:
+                    finished.append(member)
+                    began[step, member] = taken[member]
+        wanted, moved = [], []
+        for member in (one for one in range(len(speeds)) if (step - overlap, one) in began):
+            wanted.append((1 + version - began[step - overlap, member]) ** -0.5 / buffer)
+            waiting += 1
+            if waiting % buffer == 0:
+                version += 1
+                moved.append(step)
+        for member in finished:
+            taken[member] = version
+        assert get_strategy("fedbuff", **settings).finished(step, here) == tuple(finished)  # type: ignore[attr-defined]
+        assert weights("fedbuff", here, step, **settings) == pytest.approx(wanted)
+        assert [at for at in moves("fedbuff", here, step + 1, **settings) if at == step] == moved
 
 
 def test_members_count_by_their_samples() -> None:
