@@ -30,7 +30,8 @@ Array = npt.NDArray[Any]
 PARTIAL = frozenset({"partial", "dreamddp", "contiguous", "free_sets"})
 #: Local SGD where half of the members are half as fast and take half of the steps, for as many samples.
 _PACED = "local_sgd by_speed"
-ROUNDS = frozenset({"local_sgd", "diloco", "streaming_diloco", "co2"}) | PARTIAL
+ARRIVALS = frozenset({"fedbuff", "fedfix", "fedcompass"})
+ROUNDS = frozenset({"local_sgd", "diloco", "streaming_diloco", "co2", "modest"}) | ARRIVALS | PARTIAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "streaming_diloco": {"sync_every": 2, "fragments": 2, "overlap": 1},
     "co2": {"sync_every": 2, "penalty": False},
     "gossip": {"keep_variance": False},
+    "branch_train_merge": {"branch_at": 3},
+    "modest": {"sync_every": 2},
+    "fedbuff": {"sync_every": 2},
+    "fedfix": {"sync_every": 2},
+    "fedcompass": {"sync_every": 2},
 }
 
 

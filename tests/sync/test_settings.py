@@ -163,7 +163,7 @@ def test_clipping_by_all_gradients_needs_all_gradients() -> None:
     check_clipping(get_strategy("diloco").traits, 1.0)
 
 
-@pytest.mark.parametrize("name", ["ssgd", "wfbp", "asc_wfbp", "delayed", "robust"])
+@pytest.mark.parametrize("name", ["ssgd", "wfbp", "asc_wfbp", "delayed", "lgreco", "robust"])
 def test_averaged_gradients_are_not_clipped_by_norms_of_replicas(name: str) -> None:
     check_clipping(get_strategy(name).traits, None)
     check_clipping(get_strategy(name).traits, 1.0, by_previous_step=True)

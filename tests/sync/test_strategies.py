@@ -32,7 +32,11 @@ def quick(name: str) -> dict[str, Any]:
         return {"sync_every": 4}
     if name in {"partial", "dreamddp", "contiguous", "free_sets"}:
         return {"sync_every": 3}
-    return {}
+    if name in {"fedbuff", "fedfix", "fedcompass"}:
+        return {"sync_every": 7}
+    if name == "branch_train_merge":
+        return {"branch_at": 20, "merge_every": 10}
+    return {"sync_every": 4, "sample": 3, "aggregators": 2} if name == "modest" else {}
 
 
 def small(name: str) -> Task:
@@ -60,7 +64,7 @@ def test_programs_are_pure_and_end_what_they_begin(name: str) -> None:
         program = strategy.step(step, here)
         assert program == strategy.step(step, here)
         for command in program.commands:
-            if isinstance(command, Exchange | Probe):
+            if isinstance(command, Exchange | Probe) and here.rank in command.group:
                 assert command.tag not in begun, "one name for one exchange"
                 begun.add(command.tag)
             if isinstance(command, Mean | Aggregate | Replay):
@@ -340,7 +344,11 @@ def test_a_missing_member_is_left_out_of_the_mean() -> None:
     assert np.array_equal(flat(found, 2), np.concatenate([layer.reshape(-1) for layer in start()]))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+#: Every sender of an exchange counts here, and workers end the attempt when one is lost.
+NOBODY_LEAVES = {"fedbuff", "fedfix", "fedcompass", "modest"}
+
+
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - NOBODY_LEAVES))
 def test_members_come_and_go(name: str) -> None:
     settings = quick(name)
     found = group(name, members=4, absent=away, **settings)
@@ -386,7 +394,7 @@ def test_the_inner_optimizers_are_torchs(on: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "text"),
     [
-        ("dilico", {}, "unknown sync strategy 'dilico': did you mean 'diloco'? known are asc_wfbp, co2, contiguous, "),
+        ("dilico", {}, "unknown sync strategy 'dilico': did you mean 'diloco'? known are asc_wfbp, branch_train_merge, co2, "),
         ("local_sgd", {"h": 3}, "strategy 'local_sgd' has no setting 'h': known are sync_every, by_speed, adapt, codec"),
         (
             "dreamddp",

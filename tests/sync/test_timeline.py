@@ -90,3 +90,13 @@ def test_a_mean_that_is_added_up_on_the_way_takes_a_part_of_a_link() -> None:
     assert get_strategy("local_sgd").traits.link_share(4) == 0.5
     assert get_strategy("local_sgd", codec="int8").traits.link_share(4) == 1.0
     assert get_strategy("gossip").traits.link_share(4) == 1.0
+
+
+def test_what_others_send_comes_beside_what_is_sent_here() -> None:
+    """Both contributions of a step are there after the five seconds of one; a step computes for two."""
+    here, waits = world([1.0, 1.0], [2.0, 3.0]), []
+    for overlap in (0, 1, 3):
+        spans = timeline(get_strategy("fedbuff", sync_every=4, overlap=overlap), here, 8)
+        assert [exchange.end - exchange.begin for exchange in spans[3].exchanges] == [pytest.approx(5.0)] * 2
+        waits.append(spans[3 + overlap].exposed)
+    assert waits == pytest.approx([5.0, 3.0, 0.0])

@@ -38,7 +38,7 @@ def hidden_share(plan: Plan, graph: Graph, job: JobSpec, stage: int, computing: 
     world = world_of(plan, graph, job, stage)
     before = max(0.0, min(computing) - sum(layer.bp_seconds for layer in layers))
     spans = timeline(strategy, world, 2 * steps, forward_seconds=before)[steps:]
-    busy = sum(sent.end - sent.begin for span in spans for sent in span.exchanges)
+    busy = sum(sent.end - sent.begin for span in spans for sent in span.exchanges if sent.own)
     latency = max(layer.latency_seconds for layer in layers)  # the transfer of an exchange counts it by itself
     waits = sum(max(0.0, span.exposed - latency) for span in spans)
     share = 1.0 - waits / busy if busy > 0 else 0.0

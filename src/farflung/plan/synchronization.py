@@ -234,6 +234,8 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
         codec = read_codec(traits.codec)
     except InputError as error:
         raise InputError(f"sync.settings.codec = {traits.codec!r}: {error}") from None
+    for option in traits.layer_codecs.options if traits.layer_codecs is not None else ():
+        read_codec(option)
     read_memory(memory, codec)
     if codec_name(memory) == "dgc" and (job.optimizer.name != "sgd" or job.optimizer.momentum):
         raise InputError(

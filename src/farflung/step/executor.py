@@ -80,7 +80,7 @@ class Executor:
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
-        vote = StepVote(context, copies.due, participation.takes_part)
+        vote = StepVote(context, copies.due, participation.due)
         faulty = 0 if sync is None else sync.strategy.traits.faulty
         check, commit = GradientCheck(context, stages, faulty), TwoPhaseCommit(context, stages)
         messages = PeerRouter()
@@ -164,7 +164,7 @@ class Executor:
                 saved = self.step
             stop = (evaluates and not drifts and self._evaluate()) or stop
         if sync is not None and drifts and not drained:
-            sync.agree("end")
+            sync.agree(self.step)
             saved = -1  # the checkpoint of an earlier attempt is not what replicas agree on now
         if (job.checkpoint.at_end or self._save or setup.keeps(self.step)) and saved != self.step:
             self._checkpoint()

@@ -90,11 +90,14 @@ class OptimizerStep:
             parts.sync.begin(step, rates(setup.job, step))
         parts.commit.begin()
         rests = not parts.participation.takes_part(step, setup.device)
-        losses = self._rest(step) if rests else parts.mode.run(step, meter)
+        if rests:
+            self._rest(step)
+        else:
+            parts.mode.run(step, meter)
         begin = trace.now()
         with meter.waiting():
             # The order matters from here on. The vote comes first: its messages travel while sums are added.
-            losses = parts.vote.gather(step, losses)
+            losses = parts.vote.gather(step)
             if parts.sync is None:
                 parts.sums.finish(step, self._stages.bases)
             # After the sums: the uses of a tied parameter are added as totals over the replicas.
@@ -123,7 +126,7 @@ class OptimizerStep:
         fault_point("worker.after_update", step=step, device=setup.device)
         return StepEnd(stop=verdict.stop, save=verdict.save)
 
-    def _rest(self, step: int) -> dict[int, float]:
+    def _rest(self, step: int) -> None:
         """Take no part in ``step``: drop the data that the submitter sends for it."""
         setup = self._context.setup
         if setup.job.data.kind == "caller":
@@ -131,7 +134,6 @@ class OptimizerStep:
                 replica = next(r for r in setup.plan.replicas_of(index) if r.device == setup.device)
                 for micro_batch in replica.micro_batches:
                     self._context.data(setup.subgraphs[index], Phase.TRAIN, step, micro_batch)
-        return {}
 
     def _norm(self, step: int) -> tuple[float, Array | None]:
         """Exchange norms, which also report to all workers that this one is prepared."""

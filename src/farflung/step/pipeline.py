@@ -36,8 +36,8 @@ class TrainingMode(Protocol):
     def open(self) -> None:
         """Prepare for the first step; the stages are open."""
 
-    def run(self, step: int, meter: StepMeter) -> dict[int, float]:
-        """Compute the own part of ``step``; return the losses that are made here, by micro-batch, and report them to the vote.
+    def run(self, step: int, meter: StepMeter) -> None:
+        """Compute the own part of ``step``; report the losses that are made here to the vote.
 
         Raises:
             BaseException: the error that ended the run meanwhile.
@@ -67,11 +67,9 @@ class PipelineMode:
     def open(self) -> None:
         """Nothing to prepare."""
 
-    def run(self, step: int, meter: StepMeter) -> dict[int, float]:
+    def run(self, step: int, meter: StepMeter) -> None:
         """See ``TrainingMode``."""
-        source = _ScheduledActions(self, step)
-        run_actions(source, self.context, meter)
-        return source.losses
+        run_actions(_ScheduledActions(self, step), self.context, meter)
 
     def close(self) -> None:
         """There are no threads."""

@@ -1,5 +1,7 @@
 """The vote on a step: workers that make losses send them to the leader, and the leader sends its verdict to everyone.
 
+Under a strategy without a barrier, the losses of a long local step count in the step in which it ends, so nobody waits for them.
+
 Both happen as soon as the losses are known, before the last backward. So no worker waits for a verdict at the end of a step,
 where it would stand behind the sums over replicas.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from farflung.errors import WireError
 from farflung.messages.data import Losses, Verdict
@@ -18,36 +21,37 @@ __all__ = ["StepVote"]
 
 
 class StepVote:
-    """One worker's part. The compute thread calls ``report`` and ``gather``, any thread ``received``."""
+    """One worker's part. The compute thread calls ``report`` and ``gather``, any thread ``announce``."""
 
-    def __init__(self, context: StepContext, copy_due: Callable[[int], bool], takes_part: Callable[[int, str], bool]) -> None:
-        """``copy_due``: whether a copy interval begins after a step. ``takes_part``: whether a device computes in a step."""
-        self._context, self._copy_due, self._takes_part = context, copy_due, takes_part
+    def __init__(self, context: StepContext, copy_due: Callable[[int], bool], due: Callable[[int], Mapping[str, int]]) -> None:
+        """``copy_due``: whether a copy interval begins after a step. ``due``: the devices whose losses count in a step, and the
+        step in which each of them makes these losses.
+        """
+        self._context, self._copy_due, self._due = context, copy_due, due
         #: Guards ``_announced``: the compute thread and a transport thread may both find the losses complete.
         self._lock = threading.Lock()
-        #: The newest step with a verdict, and the own losses of the newest step whose losses are all known here.
-        self._announced, self._mine = -1, (-1, dict[int, float]())
         setup = context.setup
+        #: The newest step with a verdict.
+        self._announced = setup.first_step - 1
         stage = setup.loss_stage
         self._own = setup.places[stage].count(setup.device) if stage in setup.own_stages else 0
-        self._others = setup.plan.stages[stage].devices[1:]
 
     def report(self, step: int, losses: Mapping[int, float]) -> None:
         """Send ``losses`` once they are all that this worker makes in ``step``."""
         if len(losses) != self._own:
             return
         setup = self._context.setup
+        found = {str(micro_batch): loss for micro_batch, loss in losses.items()}
         if setup.device == setup.leader:
-            self._mine = (step, dict(losses))  # one assignment: transport threads read it without the lock
-            self.received(step)
+            self._context.inbox.put(("losses", step, setup.device), found)
+            self.announce()
         else:
-            found = {str(micro_batch): loss for micro_batch, loss in losses.items()}
             self._context.transfer.post(setup.leader, Losses(run=setup.run, step=step, losses=found))
 
     def receive_losses(self, peer: str, message: Losses) -> None:
         """Store losses of another replica (transport thread); the leader announces its verdict as soon as it has all."""
         self._context.inbox.put(("losses", message.step, peer), message.losses)
-        self.received(message.step)
+        self.announce()
 
     def receive_verdict(self, peer: str, message: Verdict) -> None:
         """Store the verdict on a step (transport thread).
@@ -59,27 +63,31 @@ class StepVote:
             raise WireError(f"only {self._context.setup.leader} decides on a step, not {peer}")
         self._context.inbox.put(("verdict", message.step), message)
 
-    def received(self, step: int) -> None:
-        """Announce the verdict on ``step`` if all losses are here."""
-        at, mine = self._mine
-        inbox = self._context.inbox
-        found = inbox.seen([("losses", step, device) for device in self._awaited(step)]) if at == step else None
-        if found is not None:
-            self._announce(step, mine | _losses(found))
+    def announce(self) -> None:
+        """On the leader, announce the verdicts on the next steps whose losses are all here.
 
-    def gather(self, step: int, losses: dict[int, float]) -> dict[int, float]:
-        """Return all losses of ``step`` on the leader; where several replicas make losses, none on the others."""
+        The leader may be behind: it computes a long local step, or it rests. Others do not wait for it then.
+        """
         setup = self._context.setup
-        if not self._others:
-            return losses
-        if setup.device != setup.leader:
-            return {}
-        losses |= _losses([self._context.inbox.take(("losses", step, device)) for device in self._awaited(step)])
-        self._announce(step, losses)
-        return losses
+        while setup.device == setup.leader and self._announced + 1 < setup.job.steps:
+            step = self._announced + 1
+            found = self._context.inbox.seen(self._keys(step))
+            if found is None:
+                return
+            self._announce(step, _losses(found))
 
-    def _awaited(self, step: int) -> list[str]:
-        return [device for device in self._others if self._takes_part(step, device)]
+    def gather(self, step: int) -> dict[int, float]:
+        """Return all losses that count in ``step`` on the leader, none on the others."""
+        if self._context.setup.device != self._context.setup.leader:
+            return {}
+        found = _losses([self._context.inbox.take(key) for key in self._keys(step)])
+        self._announce(step, found)
+        self.announce()  # while these losses were taken, nobody found them
+        return found
+
+    def _keys(self, step: int) -> list[tuple[str, int, str]]:
+        """Where the losses that count in ``step`` wait."""
+        return [("losses", made, device) for device, made in self._due(step).items()]
 
     def _announce(self, step: int, losses: Mapping[int, float]) -> None:
         """Send everyone, once, whether the losses are finite, and whether the run ends or saves after this step."""
@@ -108,5 +116,5 @@ class StepVote:
             self._context.transfer.post(peer, verdict)
 
 
-def _losses(found: list[dict[str, float]]) -> dict[int, float]:
+def _losses(found: list[Any]) -> dict[int, float]:
     return {int(micro_batch): loss for losses in found for micro_batch, loss in losses.items()}

@@ -55,13 +55,11 @@ class ZerothOrderMode:
         for stage, base in self._stages.bases.items():
             self._runners[stage] = {rows: engine.open(cuts[rows][stage], settings, share=base) for rows in cuts}
 
-    def run(self, step: int, meter: StepMeter) -> dict[int, float]:
+    def run(self, step: int, meter: StepMeter) -> None:
         """See ``TrainingMode``; each loss is the mean of both probes."""
-        losses = self._measure(step, meter)
-        self._vote.report(step, losses)
+        self._vote.report(step, self._measure(step, meter))
         with meter.waiting():
             self._sync.use_slopes(self._gather(step))
-        return losses
 
     def close(self) -> None:
         """There are no threads."""

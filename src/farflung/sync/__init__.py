@@ -10,7 +10,7 @@
 - ``reductions``: ways to sum over a group's links. ``timeline``: what programs take, for predictions.
 """
 
-from farflung.sync.base import Register, Sent, Strategy, StrategyDefaults, Traits, check_clipping, codec_name
+from farflung.sync.base import LayerCodecs, Register, Sent, Strategy, StrategyDefaults, Traits, check_clipping, codec_name
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -31,6 +31,7 @@ __all__ = [
     "Command",
     "Commands",
     "Costs",
+    "LayerCodecs",
     "LayerInfo",
     "PartialSchedule",
     "Program",

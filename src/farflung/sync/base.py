@@ -12,11 +12,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from farflung.errors import InputError
-from farflung.sync.commands import Commands, Program
+from farflung.sync.commands import Commands, Exchange, Mean, Program
 from farflung.sync.world import Vector, World
 
 __all__ = [
     "MEMORY_COPIES",
+    "LayerCodecs",
     "NeedsOneStage",
     "Register",
     "Sent",
@@ -75,6 +76,19 @@ class ZerothOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCodecs:
+    """How a strategy chooses a codec for each layer, from errors that all members measure.
+
+    ``options``: what may be chosen, the first of them plain, the second the one that layers begin with. ``error``: the largest
+    relative error (2-norm) of all layers together; 0: that of the second option. ``every``: steps between two choices.
+    """
+
+    options: tuple[str, ...]
+    error: float
+    every: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """What the rest of the program must know of a strategy with its settings.
 
@@ -84,10 +98,13 @@ class Traits:
     ``one_by_one``: members' values are needed one by one, not only their weighted mean.
 
     ``by_speed``: slower replicas may take fewer local steps of a period. ``step_gain``: these counts follow measured times where
-    that brings more than this part of samples per second (0: they stay as planned). ``layer_gain``: the layers of each step
-    follow measured times where that shortens a period by more than this part (0: they stay). ``fixed_sets``: the layers of each
-    step of a period, where the user gave them. ``zeroth_order``: given where a step has no backward. ``needs_one_stage``:
-    settings that forbid parameters that two stages share. ``faulty``: members whose gradients may be anything, NaN included.
+    that brings more than this part of samples per second (0: they stay as planned). ``asynchronous``: a local step of a slower
+    replica lasts until its next one begins, and its loss counts in the step in which it ends. ``sampled``: how many members take
+    part in a period (0: all). ``layer_gain``: the layers of each step follow measured times where that shortens a period by more
+    than this part (0: they stay). ``fixed_sets``: the layers of each step of a period, where the user gave them.
+    ``layer_codecs``: given where each layer has a codec of its own.
+    ``zeroth_order``: given where a step has no backward. ``needs_one_stage``: settings that forbid parameters that two stages
+    share. ``faulty``: members whose gradients may be anything, NaN included.
     """
 
     name: str
@@ -100,8 +117,11 @@ class Traits:
     one_by_one: bool = False
     by_speed: bool = False
     step_gain: float = 0.0
+    asynchronous: bool = False
+    sampled: int = 0
     layer_gain: float = 0.0
     fixed_sets: tuple[tuple[int, ...], ...] = ()
+    layer_codecs: LayerCodecs | None = None
     zeroth_order: ZerothOrder | None = None
     needs_one_stage: tuple[NeedsOneStage, ...] = ()
     faulty: int = 0
@@ -123,10 +143,13 @@ class Traits:
         """Bytes on a link between two members over the bytes of what is exchanged, before the codec.
 
         A mean is added up on the way by a server for each piece: a piece goes there and its mean comes back, so a link carries
-        ``2 / members``. Where values are needed one by one, every member sends all to every other. Scalars count as nothing.
+        ``2 / members``. Where values are needed one by one, every member sends all to every other. Where a sample takes part,
+        a copy of each of its members goes to an aggregator and one comes back, on any of the links. Scalars count as nothing.
         """
         if self.sent is Sent.SCALARS:
             return 0.0
+        if self.sampled:
+            return 2.0 * self.sampled / (members * (members - 1))
         return 2.0 / members if self.adds_up else 1.0
 
     def memory_copies(self, members: int) -> float:
@@ -155,6 +178,12 @@ class Strategy(Protocol):
     def step(self, step: int, world: World) -> Program:
         """What replica ``world.rank`` does in step ``step`` (from 0). A pure function."""
 
+    def resting(self, step: int, members: int) -> frozenset[int]:
+        """The members of so many that take no local step in step ``step``, whatever their speed; a pure function."""
+
+    def end(self, steps: int, world: World) -> Commands:
+        """After ``steps`` steps, the last ones, where replicas hold parameters of their own: makes them equal everywhere."""
+
     def follow(self, world: World, measured: Sequence[Vector]) -> World:
         """Return ``world`` with measured times where they ask for another program, else ``world`` itself.
 
@@ -176,6 +205,18 @@ class StrategyDefaults:
         """Nothing to prepare."""
         self.check(world)
         return ()
+
+    def resting(self, step: int, members: int) -> frozenset[int]:
+        """Nobody rests."""
+        del step, members
+        return frozenset()
+
+    def end(self, steps: int, world: World) -> Commands:
+        """The mean of all replicas' parameters."""
+        del steps
+        every, group, weights = world.every, world.group, world.weights
+        begin = Exchange(tag="end", source="parameters", layers=every, group=group, weights=weights)
+        return (begin, Mean(tag="end", into="parameters", layers=every, group=group, weights=weights))
 
     def follow(self, world: World, measured: Sequence[Vector]) -> World:
         """The world stays as it is."""

@@ -51,6 +51,7 @@ class Exchange:
     what its ``codec`` made of a value, its own too, so all see the same. ``lane``: exchanges of different lanes
     may be under way at once, those of one lane go in order. ``weights``: given where a ``Mean`` by these weights over the whole
     group is all that ends ``tag``, so that an engine may add up on the way; empty: members' values are needed one by one.
+    ``senders``: who sends to ``group``, its member or not (empty: all of it). Members that only take begin the exchange, too.
     ``memory``: what a member remembers of what ``codec`` dropped (``farflung.codecs.memory``), for each layer; ``warm``: (step,
     steps) of a codec's warm-up, in which it drops less.
     """
@@ -64,6 +65,12 @@ class Exchange:
     weights: tuple[float, ...] = ()
     memory: str = "none"
     warm: tuple[int, int] = (0, 0)
+    senders: tuple[int, ...] = ()
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Whose values arrive."""
+        return self.senders or self.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,7 @@ class Aggregate:
     """Wait for exchange ``tag``; ``into`` becomes what robust ``rule`` makes of the members' vectors (``robust.RULES``).
 
     The vector of a member is all its ``layers``, one after the other. ``faulty``: how many members may be wrong.
+    ``directions``: dimensions of the subspace of ``flag`` (0: half as many as members).
     """
 
     tag: str
@@ -95,6 +103,7 @@ class Aggregate:
     group: tuple[int, ...]
     rule: str
     faulty: int
+    directions: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

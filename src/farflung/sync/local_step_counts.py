@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from farflung.errors import InputError
 
-__all__ = ["adapted_steps", "local_steps", "takes"]
+__all__ = ["adapted_steps", "begun", "ended", "local_steps", "step_of", "takes"]
 
 
 def local_steps(step_seconds: Sequence[float], sync_every: int) -> tuple[int, ...]:
@@ -59,3 +59,25 @@ def takes(step: int, steps: int, sync_every: int) -> bool:
     """Whether a replica that takes ``steps`` of ``sync_every`` steps takes step ``step``; it takes the first of a period."""
     place = step % sync_every
     return -(-(place + 1) * steps // sync_every) > -(-place * steps // sync_every)
+
+
+def ended(step: int, steps: int, sync_every: int) -> int | None:
+    """The step that such a replica took last, if it lasts until the end of step ``step``: it takes the next one.
+
+    ``None``: it is still under way then.
+    """
+    if not takes(step + 1, steps, sync_every):
+        return None
+    return next(taken for taken in range(step, step - sync_every, -1) if takes(taken, steps, sync_every))
+
+
+def begun(step: int, steps: int, sync_every: int) -> int:
+    """How many local steps such a replica has begun when step ``step`` is over."""
+    period, place = divmod(step, sync_every)
+    return period * steps - (-(place + 1) * steps // sync_every)
+
+
+def step_of(number: int, steps: int, sync_every: int) -> int:
+    """The step in which such a replica takes its local step ``number`` (from 0)."""
+    period, place = divmod(number, steps)
+    return period * sync_every + place * sync_every // steps

@@ -63,36 +63,40 @@ def geometric_median(rows: Matrix, faulty: int) -> Vector:
     return np.asarray(point, dtype=rows.dtype)
 
 
-def flag(rows: Matrix, faulty: int) -> Vector:
+def flag(rows: Matrix, faulty: int, directions: int = 1) -> Vector:
     """Flag Aggregator: the subspace that explains most members, and what they say within it.
 
-    Source: Almasi et al., "Flag Aggregator". It maximizes a likelihood of the explained shares ``v_i = |Y' g_i|^2 / |g_i|^2``,
-    which iterated least squares solves: a weighted SVD of the unit vectors, weights ``1 / sqrt(1 - v_i)``. What differs: the
-    paper takes about half as many dimensions as members, and where sound members agree a faulty one then gets a dimension to
-    itself, so we take one; and the members' projections are not averaged but their median taken, because a subspace
-    tells neither sign nor length. ``faulty`` is not needed. Cost O(n K^2).
+    Source: Almasi et al., "Flag Aggregator". It maximizes a likelihood of the explained shares ``v_i = |Y' g_i|^2 / |g_i|^2``
+    over subspaces Y of ``directions`` dimensions (0: half as many as members, rounded up, as in the paper; never more than
+    members). Iterated least squares solves that: a weighted SVD of the unit vectors, weights ``1 / sqrt(1 - v_i)``. What differs:
+    we take one direction where nothing is said, because where sound members agree a faulty one gets a further dimension to
+    itself; and the members' projections are not averaged: their median is taken (of several directions the geometric median,
+    which no rotation of the subspace changes), because a subspace tells neither sign nor length. ``faulty`` is not needed.
+    Cost O(n K^2).
     """
-    del faulty
     values = _finite(rows).astype(np.float64)
     length = np.linalg.norm(values, axis=1)
     typical = float(np.median(length))
     if typical == 0.0:
         return np.zeros_like(rows[0])
+    count = min(directions or (len(rows) + 1) // 2, len(rows))
     unit = values / np.maximum(length, GUARD * typical)[:, None]
     gram = unit @ unit.T
     weight = np.ones(len(rows))
     for _ in range(ITERATIONS):
         root = np.sqrt(weight)
-        _, vectors = np.linalg.eigh(root[:, None] * gram * root)
-        mix = root * vectors[:, -1]
-        mix /= max(float(np.sqrt(mix @ gram @ mix)), GUARD)
-        explained = np.clip((gram @ mix) ** 2, 0.0, 1.0)
+        found, vectors = np.linalg.eigh(root[:, None] * gram * root)
+        kept = np.flatnonzero(found > GUARD * found[-1])[-count:]
+        mix = root[:, None] * vectors[:, kept] / np.sqrt(found[kept])  # each column combines the members to one direction
+        explained = np.clip(((gram @ mix) ** 2).sum(axis=1), 0.0, 1.0)
         renewed = 1.0 / np.sqrt(np.maximum(1.0 - explained, GUARD))
         if np.allclose(renewed, weight, rtol=1e-6):
             break
         weight = renewed
-    direction = mix @ unit
-    return np.asarray(float(np.median(values @ direction)) * direction, dtype=rows.dtype)
+    axes = mix.T @ unit
+    within = values @ axes.T
+    agreed = np.median(within, axis=0) if count == 1 else geometric_median(within, faulty)
+    return np.asarray(agreed @ axes, dtype=rows.dtype)
 
 
 #: Rules by name.
@@ -103,11 +107,11 @@ RULES: Mapping[str, Callable[[Matrix, int], Vector]] = {
 }
 
 
-def merged(rule: str, rows: Matrix, faulty: int) -> tuple[Vector, tuple[int, ...]]:
+def merged(rule: str, rows: Matrix, faulty: int, directions: int = 1) -> tuple[Vector, tuple[int, ...]]:
     """Return what ``rule`` makes of ``rows``, and the numbers of the rows that contain a NaN or an infinity.
 
     Such a row is certainly wrong. Rules over whole vectors do not see it, and tolerate that many fewer ``faulty`` rows among the
-    others. With more such rows than ``faulty``, the result means nothing: the caller refuses it.
+    others. With more such rows than ``faulty``, the result means nothing: the caller refuses it. ``directions``: of ``flag``.
     """
     # A sum of float64 is finite only if all numbers are; an overflow of finite numbers only costs the second pass.
     sound = np.isfinite(rows.sum(axis=1, dtype=np.float64))
@@ -115,7 +119,8 @@ def merged(rule: str, rows: Matrix, faulty: int) -> tuple[Vector, tuple[int, ...
         sound[number] = bool(np.isfinite(rows[number]).all())
     excluded = tuple(int(number) for number in np.flatnonzero(~sound))
     whole = rule != "trimmed_mean" and 0 < len(excluded) <= faulty
-    return RULES[rule](rows[sound] if whole else rows, faulty - len(excluded) if whole else faulty), excluded
+    rows, faulty = (rows[sound], faulty - len(excluded)) if whole else (rows, faulty)
+    return flag(rows, faulty, directions) if rule == "flag" else RULES[rule](rows, faulty), excluded
 
 
 def _finite(rows: Matrix) -> Matrix:

@@ -4,7 +4,7 @@ The link is one resource that serves exchanges in the order in which they are be
 ``comm_seconds``; the mean is there a latency later. Computing is the backward of each layer and a forward per step. A step ends
 when its backward and all exchanges that it waits for have ended. For S-SGD, local SGD and partial synchronization the sums are
 equations (3), (4) and (7) of DreamDDP. ``Costs`` add what the equations leave out. Lanes share the link, so simultaneous
-transfers win nothing here. Cost O(layers) per step.
+transfers win nothing here. What only others send takes as long and leaves the own link free. Cost O(layers) per step.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ _FREE = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSpan:
-    """One exchange on the clock of the run: when it could begin, when the link began and ended it."""
+    """One exchange on the clock of the run: when it could begin, when the link began and ended it.
+
+    ``own``: whether this replica sends something in it.
+    """
 
     tag: str
     layers: tuple[int, ...]
     ready: Seconds
     begin: Seconds
     end: Seconds
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +130,16 @@ class _Link:
         return now
 
     def _send(self, exchange: Exchange, ready: float) -> None:
-        begin = max(ready, self._free)
-        self._free = begin + self._factor * sum(self._world.layers[layer].comm_seconds for layer in exchange.layers)
+        seconds = self._factor * sum(self._world.layers[layer].comm_seconds for layer in exchange.layers)
+        begin, done, own = ready, ready + seconds, self._world.rank in exchange.sources
+        if own:
+            begin = max(ready, self._free)
+            self._free = done = begin + seconds
         latency = max((self._world.layers[layer].latency for layer in exchange.layers), default=0.0)
-        end = self._free + self._costs.latency
+        end = done + self._costs.latency
         self._ends[exchange.tag] = end + latency
         span = ExchangeSpan(
-            tag=exchange.tag, layers=exchange.layers, ready=Seconds(ready), begin=Seconds(begin), end=Seconds(end)
+            tag=exchange.tag, layers=exchange.layers, ready=Seconds(ready), begin=Seconds(begin), end=Seconds(end), own=own
         )
         self.spans.append(span)
 

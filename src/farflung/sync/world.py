@@ -39,6 +39,7 @@ class World:
 
     ``local_steps``: how many steps of a period each member takes, for strategies ``by_speed`` (empty: all). ``shared``: layers
     with parameters that other stages of the pipeline hold, too: all of them are exchanged in the same steps, in every stage.
+    ``codecs``: of each layer, where the strategy chooses them (``Traits.layer_codecs``; empty: not chosen yet).
     """
 
     rank: int
@@ -47,6 +48,7 @@ class World:
     shares: tuple[float, ...] = ()
     local_steps: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
+    codecs: tuple[str, ...] = ()
 
     @property
     def group(self) -> tuple[int, ...]:

@@ -211,9 +211,10 @@ class Group:
             case Replay():
                 self._replay(replica, command)
 
-    def _post(self, tag: str, group: Sequence[int], rank: int, values: Layers) -> None:
-        post = self._posts.setdefault(tag, _Post(frozenset(group) - self._away))
-        post.values[rank] = values
+    def _post(self, tag: str, sources: Sequence[int], rank: int, values: Layers) -> None:
+        post = self._posts.setdefault(tag, _Post(frozenset(sources) - self._away))
+        if rank in sources:
+            post.values[rank] = values
 
     def _axpy(self, replica: Replica, command: Axpy) -> None:
         into, x = replica.registers[command.into], replica.registers[command.x]
@@ -222,11 +223,14 @@ class Group:
             into[layer] = added + command.b * into[layer] if command.b else added
 
     def _exchange(self, replica: Replica, command: Exchange) -> None:
+        if replica.world.rank not in command.sources:
+            self._post(command.tag, command.sources, replica.world.rank, [])
+            return
         layers = {str(layer): replica.registers[command.source][layer] for layer in command.layers}
         sent = replica.remembered.encode(command, layers, command.tag, replica.world.rank)
         replica.sent_bytes += sum(payload.nbytes for payload in sent)
         values = shaped([np.array(decode_payload(payload)) for payload in sent], layers.values())
-        self._post(command.tag, command.group, replica.world.rank, values)
+        self._post(command.tag, command.sources, replica.world.rank, values)
 
     def _mean(self, replica: Replica, command: Mean) -> None:
         names = [str(layer) for layer in command.layers]
@@ -248,7 +252,7 @@ class Group:
     def _aggregate(self, replica: Replica, command: Aggregate) -> None:
         values = self._posts[command.tag].values
         rows = np.stack([np.concatenate([v.reshape(-1) for v in values[rank]]) for rank in sorted(values)])
-        values_of_all, _ = merged(command.rule, rows, command.faulty)
+        values_of_all, _ = merged(command.rule, rows, command.faulty, command.directions)
         into, start = replica.registers[command.into], 0
         for layer in command.layers:
             size = into[layer].size

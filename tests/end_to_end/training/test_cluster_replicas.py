@@ -78,12 +78,22 @@ def test_sums_in_any_order_over_tls_are_those_of_one_worker_to_rounding(kind: st
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_a_strategy_over_tls(two: Loopback) -> None:
-    rounds = ran(two, plan={"replicas": 2}, sync={"strategy": "diloco", "settings": {"sync_every": 2}})
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("diloco", {"sync_every": 2}),
+        ("lgreco", {"codec": "int8", "every": 2}),
+        ("fedbuff", {"sync_every": 2}),
+        ("modest", {"sync_every": 2, "sample": 1}),
+        ("robust", {"rule": "flag", "directions": 2}),
+    ],
+)
+def test_a_strategy_over_tls(strategy: str, settings: dict[str, Any], three: Loopback) -> None:
+    rounds = ran(three, plan={"replicas": 3}, sync={"strategy": strategy, "settings": settings})
     assert all(np.isfinite(value).all() for value in weights(rounds).values())
     plan = Plan.from_json((rounds.folder / "plan.json").read_text())
     assert plan.sync is not None
-    assert plan.sync.strategy == "diloco"
+    assert plan.sync.strategy == strategy
 
 
 @pytest.mark.parametrize("virtual", [None, 2])

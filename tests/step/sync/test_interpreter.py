@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from farflung.engines.base import Array
 from farflung.errors import PlanError
 from farflung.job.spec import EvaluateSpec
 from farflung.plan.model import Plan
 from farflung.plan.synchronization import check_sync, strategy_of, world_of
 from farflung.step.reduction.averaging import Averager, Outcome
-from farflung.sync import STRATEGIES, get_strategy
+from farflung.sync import STRATEGIES
 from farflung.sync.commands import Exchange
 from farflung.telemetry import injecting
-from farflung.testing.replicas import Group, Task
 from tests.support.executor_threads import Case, Ran, differing, hand_plan, newest, other, random_batches, run_threads
-from tests.support.strategy_cases import ALONE, ELSEWHERE, GRID, SETTINGS, SGD, assert_agreed, case_of, close, straight
+from tests.support.strategy_cases import ELSEWHERE, GRID, SETTINGS, SGD, assert_agreed, case_of, close, straight
+from tests.support.strategy_specification import as_specified
 
 
 @pytest.mark.parametrize("grid", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["2 x 2", "2 x 1"])
@@ -331,55 +329,6 @@ def test_who_rests_in_no_step_changes_nothing() -> None:
     case = case_of("local_sgd", {"sync_every": 2}, grid=False)
     paced = case_of("local_sgd", {"sync_every": 2, "by_speed": True, "adapt": 0.0}, grid=False)
     assert differing(run_threads(case).states, run_threads(other(paced, local_steps=(2, 2))).states) == []
-
-
-def as_specified(case: Case) -> None:
-    """Workers against ``testing.replicas``."""
-    strategy = case.job.sync.strategy
-    plan = hand_plan(case, case.graphs()[4])
-    assert plan.sync is not None
-    names = [layer.parameters for layer in plan.sync.layers[0]]
-    world = world_of(plan, case.graphs()[4], case.job, 0)
-    module = straight()
-    shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
-
-    def split(layers: Sequence[Array]) -> dict[str, torch.Tensor]:
-        found, sizes = {}, {name: int(np.prod(shape)) for name, shape in shapes.items()}
-        for held, array in zip(names, layers, strict=True):
-            parts = np.split(array, np.cumsum([sizes[name] for name in held])[:-1])
-            found |= {name: torch.tensor(part).reshape(shapes[name]) for name, part in zip(held, parts, strict=True)}
-        return found
-
-    def gradient(layers: Sequence[Array], step: int, member: int) -> tuple[float, list[Array]]:
-        values = {name: tensor.requires_grad_() for name, tensor in split(layers).items()}
-        total = torch.zeros(())
-        for index in ALONE[0][member][1]:
-            weight = case.job.weight(index) / world.shares[member]
-            total = total + weight * torch.func.functional_call(module, values, case.batches(step, index))
-        total.backward()
-        return float(total.detach()), [joined({name: values[name].grad.numpy() for name in held}, held) for held in names]  # type: ignore[union-attr]
-
-    def joined(values: Mapping[str, Array], held: Sequence[str]) -> Array:
-        return np.concatenate([values[name].reshape(-1) for name in held])
-
-    first = {name: value.detach().numpy() for name, value in module.named_parameters()}
-    task = Task(
-        start=[joined(first, held) for held in names],
-        gradient=gradient,
-        optimizer=case.job.optimizer,
-        names=[[(name, int(np.prod(shapes[name]))) for name in held] for held in names],
-    )
-    group = Group(strategy_of(plan), world, task)
-    group.run(case.job.steps)
-    averaged = get_strategy(strategy).traits.drifts
-    ran = run_threads(case)
-    for rank, device in enumerate("ac"):
-        layers = group.replicas[rank].parameters
-        if averaged:  # workers end in agreement
-            rows = [replica.parameters for replica in group.replicas]
-            layers = [sum(share * row[i] for share, row in zip(world.weights, rows, strict=True)) for i in range(len(names))]
-        for name, tensor in split([np.asarray(layer, np.float32) for layer in layers]).items():
-            np.testing.assert_allclose(ran.held[device][name], tensor.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"{device} {name}")
 
 
 @pytest.mark.parametrize("strategy", ["delayed", "co2", "streaming_diloco", "local_sgd"])

@@ -78,13 +78,12 @@ class StageServer:
     def open(self) -> None:
         """Nothing to prepare."""
 
-    def run(self, step: int, meter: StepMeter) -> dict[int, float]:
+    def run(self, step: int, meter: StepMeter) -> None:
         """See ``TrainingMode``."""
         self._step = step
         source = SliceActions(self._parts, step)
         run_actions(source, self.context, meter)
         meter.helped = source.helped
-        return source.losses
 
     def close(self) -> None:
         """Send nothing more to helpers."""

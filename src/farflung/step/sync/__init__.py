@@ -10,5 +10,6 @@
 - ``local_step_counts``: how many local steps each pipeline takes in a period.
 - ``layer_times``: seconds of backward and of exchange by layer.
 - ``layer_set_follower``: sets of layers that follow these times.
+- ``layer_codecs``: codecs of layers that follow measured errors.
 - ``replica_checkpoint``: what a checkpoint holds of replicas; ``replica_slots``: under which names.
 """

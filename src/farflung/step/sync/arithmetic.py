@@ -50,7 +50,7 @@ def aggregated(
     """
     # One row for each member, in the order of the group: a robust rule compares whole vectors.
     stacked = np.stack([np.concatenate([values[name].reshape(-1) for name in names]) for values in arrived])
-    vector, excluded = merged(command.rule, stacked, command.faulty)
+    vector, excluded = merged(command.rule, stacked, command.faulty, command.directions)
     found, at = {}, 0
     for name in names:
         like = arrived[0][name]

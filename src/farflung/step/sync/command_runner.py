@@ -122,7 +122,8 @@ class CommandRunner:
         replica.runner.update(self.facts.rates, scale, names)
 
     def _exchange(self, replica: StageReplica, command: Exchange, names: Sequence[str]) -> None:
-        replica.exchanges.since[command.tag] = self._trace.now()
+        if replica.world.rank in command.group:
+            replica.exchanges.since[command.tag] = self._trace.now()
         way = self._means if command.codec == "identity" and command.weights else self._values
         way.begin(replica, command, names)
 
@@ -137,7 +138,7 @@ class CommandRunner:
         # The own parameters are copied: the mean may be written into their memory.
         own = {name: np.array(a) for name, a in replica.read("parameters", names).items()} if command.into == "parameters" else {}
         mean = weighted_mean(replica, command, arrived)
-        if self._traits.sent is Sent.PSEUDO_GRADIENTS:
+        if self._traits.sent is Sent.PSEUDO_GRADIENTS and len(command.group) > 1:
             own = arrived[command.group.index(replica.world.rank)]
         if own:
             self._diverged(replica, names, norm_of({name: mean[name] - own[name] for name in own}), None)

@@ -25,6 +25,7 @@ from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.command_runner import CommandRunner
+from farflung.step.sync.layer_codecs import LayerCodecFollower
 from farflung.step.sync.layer_set_follower import LayerSetFollower
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.step.sync.local_step_counts import LocalStepCounts
@@ -35,7 +36,7 @@ from farflung.step.sync.stage_replica import StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox
-from farflung.sync.commands import Exchange, Mean, Probe
+from farflung.sync.commands import Exchange, Probe
 from farflung.telemetry.trace import SpanRing
 
 __all__ = ["Synchronizer", "synchronized"]
@@ -69,7 +70,11 @@ class Synchronizer:
         devices = [stage.devices for stage in setup.plan.stages]
         self._commands = CommandRunner(traits, (self._values, MeanExchange(setup, averager)), norm, devices, (trace, notify))
         self._commands.begin_step(setup.first_step, ())
-        self._follower = LayerSetFollower(self.strategy, self._values, notify)
+        self._follower: LayerSetFollower | LayerCodecFollower = (
+            LayerSetFollower(self.strategy, self._values, notify)
+            if traits.layer_codecs is None
+            else LayerCodecFollower(traits.layer_codecs, setup, self._values, notify)
+        )
         self._checkpoint = ReplicaCheckpoint(traits, setup.graph, inbox, (self._values, averager), (self._local_steps, norm))
         self._replicas: dict[int, StageReplica] = {}
         #: The step from which the strategy counts.
@@ -149,18 +154,14 @@ class Synchronizer:
         """The devices whose gradients of this step were not finite, so that a robust rule left them out."""
         return frozenset(self._commands.facts.excluded)
 
-    def agree(self, tag: str) -> None:
-        """At the end of training: the mean of the replicas' parameters becomes everybody's."""
+    def agree(self, step: int) -> None:
+        """At the end of training, after ``step`` steps: the replicas' parameters become equal, by default their mean."""
         if not self.drifts:
             return
-        ends = []
-        for replica in self._replicas.values():  # begin all before waiting for any
-            every, group, weights = replica.world.every, replica.world.group, replica.world.weights
-            begin = Exchange(tag=tag, source="parameters", layers=every, group=group, weights=weights)
-            ends.append((replica, Mean(tag=tag, into="parameters", layers=every, group=group, weights=weights)))
-            self._commands.run(replica, (begin,))
-        for replica, mean in ends:
-            self._commands.run(replica, (mean,))
+        ends = [(replica, self.strategy.end(step - self._origin, replica.world)) for replica in self._replicas.values()]
+        for exchanging in (True, False):  # begin all before waiting for any
+            for replica, commands in ends:
+                self._commands.run(replica, [one for one in commands if isinstance(one, Exchange) is exchanging])
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -181,7 +182,20 @@ class Synchronizer:
 
     def participants(self, step: int) -> frozenset[int]:
         """The pipelines that take a local step in ``step``."""
-        return self._local_steps.participants(step - self._origin)
+        place = step - self._origin
+        return self._local_steps.participants(place) - self._resting(place)
+
+    def due(self, step: int) -> dict[int, int]:
+        """The pipelines whose losses count in ``step``, and the step in which each made them.
+
+        A local step that began before this attempt counts in none: nobody has its losses any more.
+        """
+        place, first = step - self._origin, self._setup.first_step - self._origin
+        found, resting = self._local_steps.due(place), self._resting(place)
+        return {rank: at + self._origin for rank, at in found.items() if at >= first and rank not in resting}
+
+    def _resting(self, place: int) -> frozenset[int]:
+        return self.strategy.resting(place, len(self._setup.plan.stages[0].devices))
 
     @property
     def probes(self) -> dict[int, tuple[Probe, tuple[str, ...]]]:
@@ -237,9 +251,10 @@ class Synchronizer:
         for replica in self._replicas.values():
             for layer in sorted(replica.program.ready, reverse=True):
                 self._commands.run_early(replica, layer)
-        for replica in self._replicas.values():
-            self._commands.run(replica, replica.program.after)
         place = facts.step - self._origin
+        for replica in self._replicas.values():
+            self._follower.gradients_complete(replica, place)
+            self._commands.run(replica, replica.program.after)
         for replica in self._replicas.values():
             replica.runner.discard()  # gradients that no update took
             self._follower.end_step(replica, facts.step, place)

@@ -21,6 +21,9 @@ class LayerSetFollower:
     def __init__(self, strategy: Strategy, values: ValueExchange, notify: Callable[[str], None]) -> None:
         self._strategy, self._values, self._notify = strategy, values, notify
 
+    def gradients_complete(self, replica: StageReplica, place: int) -> None:
+        """Nothing is measured then."""
+
     def end_step(self, replica: StageReplica, step: int, place: int) -> None:
         """All exchanges of ``step`` have ended; ``place``: the step counted from where the strategy began."""
         times = replica.times
@@ -29,12 +32,12 @@ class LayerSetFollower:
         times.step_over()
         if (place + 1) % self._strategy.traits.sync_every:
             return
-        for measured in self._values.end_times(replica):
+        for measured in self._values.end_reports(replica):
             world = self._strategy.follow(replica.world, measured)
             if world != replica.world:
                 replica.world = world
                 self._report(replica, step)
-        self._values.begin_times(replica, step, times.take())
+        self._values.begin_report(replica, step, times.take())
 
     def _report(self, replica: StageReplica, step: int) -> None:
         if replica.world.rank != 0:

@@ -20,7 +20,7 @@ from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.sync import Traits
-from farflung.sync.local_step_counts import adapted_steps, takes
+from farflung.sync.local_step_counts import adapted_steps, ended, takes
 from farflung.transports.base import Urgency
 
 __all__ = ["LocalStepCounts"]
@@ -45,6 +45,7 @@ class LocalStepCounts:
         self.steps = setup.plan.sync.local_steps
         self._period = traits.sync_every
         self._adapt = traits.step_gain if self.steps else 0.0
+        self._asynchronous = traits.asynchronous
         #: The devices that measure and report, by pipeline.
         self._reporters = setup.plan.stages[0].devices
         self._begin, self._end = 0.0, 0.0
@@ -68,6 +69,13 @@ class LocalStepCounts:
         if not self.steps:
             return frozenset(range(len(self._reporters)))
         return frozenset(rank for rank, steps in enumerate(self.steps) if takes(place, steps, self._period))
+
+    def due(self, place: int) -> dict[int, int]:
+        """The pipelines whose losses count at ``place``, and the place of the local step that makes them."""
+        if not (self._asynchronous and self.steps):
+            return dict.fromkeys(sorted(self.participants(place)), place)
+        last = {rank: ended(place, steps, self._period) for rank, steps in enumerate(self.steps)}
+        return {rank: begun for rank, begun in last.items() if begun is not None}
 
     def begin_step(self, place: int) -> str | None:
         """A step begins; the line for people where local steps change with it, else ``None``."""

@@ -24,8 +24,16 @@ class Participation:
         number = next(stage.devices.index(device) for stage in self._setup.plan.stages if device in stage.devices)
         return number in self._sync.participants(step)
 
+    def due(self, step: int) -> dict[str, int]:
+        """The devices whose losses count in ``step``, and the step in which each made them."""
+        setup = self._setup
+        devices = setup.plan.stages[setup.loss_stage].devices
+        if self._sync is None:
+            return dict.fromkeys(devices, step)
+        return {devices[rank]: made for rank, made in self._sync.due(step).items()}
+
     def mean(self, step: int, losses: Sequence[float]) -> float:
-        """Return the mean of ``losses``: of the micro-batches of the replicas that take part in ``step``, in order.
+        """Return the mean of ``losses``: of the micro-batches of the replicas whose losses count in ``step``, in order.
 
         A strategy that tolerates faulty replicas leaves out losses that are not finite, unless all are.
         """
@@ -44,5 +52,5 @@ class Participation:
         return sum(self._setup.job.micro_batch_sizes) - self.samples(step)
 
     def _sizes(self, step: int) -> list[int]:
-        sizes, places = self._setup.job.micro_batch_sizes, self._setup.places[self._setup.loss_stage]
-        return [size for size, place in zip(sizes, places, strict=True) if self.takes_part(step, place)]
+        sizes, places, due = self._setup.job.micro_batch_sizes, self._setup.places[self._setup.loss_stage], self.due(step)
+        return [size for size, place in zip(sizes, places, strict=True) if place in due]

@@ -10,6 +10,7 @@ from farflung.graph.ir import Graph
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.averaging import Averager, Outcome
 from farflung.step.reduction.clipping import PreviousNorm
+from farflung.step.sync.layer_codecs import codecs_from, codecs_to
 from farflung.step.sync.local_step_counts import LocalStepCounts
 from farflung.step.sync.replica_slots import RetainedReplica, write_slots
 from farflung.step.sync.stage_replica import MeanUnderWay, StageReplica
@@ -54,7 +55,10 @@ class ReplicaCheckpoint:
         names, world, norm = replica.names(replica.world.every), replica.world, self._norm.retained
         more = {} if norm is None else {_PREVIOUS: {replica.mark: norm}}
         retained = RetainedReplica(origin=origin, registers=replica.registers | more)
-        retained.times = self._local_steps.retained if replica.times is None else world.times_and_latencies
+        if self._traits.layer_codecs is not None:
+            retained.times = codecs_to(self._traits.layer_codecs, world)
+        else:
+            retained.times = self._local_steps.retained if replica.times is None else world.times_and_latencies
         if self._traits.drifts and world.rank:  # a checkpoint's own states are those of rank 0
             retained.parameters = dict(replica.runner.states(names, copy=False))
             retained.optimizer = dict(replica.runner.optimizer_states(copy=False))
@@ -68,7 +72,9 @@ class ReplicaCheckpoint:
     def restore(self, replica: StageReplica, retained: RetainedReplica) -> None:
         """Give ``replica`` back what a checkpoint holds of it."""
         retained.load(replica.runner)
-        if retained.times is not None and replica.times is not None:
+        if retained.times is not None and self._traits.layer_codecs is not None:
+            replica.world = codecs_from(self._traits.layer_codecs, retained.times, replica.world)
+        elif retained.times is not None and replica.times is not None:
             if retained.times.size == 3 * len(replica.world.layers):  # else the stage has other layers now
                 replica.world = replica.world.with_times(retained.times)
         elif retained.times is not None:

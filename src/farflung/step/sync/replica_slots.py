@@ -31,7 +31,8 @@ class RetainedReplica:
 
     ``means``: tag -> parameter -> mean that has arrived. ``values``: tag -> rank -> parameter -> what that member sent, where
     members' values are needed one by one (parameters in the order in which they were sent). ``times``:
-    ``World.times_and_latencies`` of a strategy that adapts; of one ``by_speed`` the local steps in force.
+    ``World.times_and_latencies`` of a strategy that adapts; of one ``by_speed`` the local steps in force; of one that chooses a
+    codec for each layer those in force.
     """
 
     origin: int

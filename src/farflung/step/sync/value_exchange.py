@@ -18,6 +18,8 @@ from farflung.errors import CodecError, WireError
 from farflung.messages.arrays import decode_array, pack_arrays, pack_payloads, packed_arrays
 from farflung.messages.data import LayerExchange
 from farflung.messages.schema import UNSET
+from farflung.plan.model import Plan
+from farflung.plan.synchronization import strategy_of
 from farflung.step.inbox import Inbox
 from farflung.step.run_setup import RunSetup
 from farflung.step.sync.stage_replica import StageReplica, ValuesUnderWay
@@ -27,11 +29,11 @@ from farflung.sync import codec_name
 from farflung.sync.commands import Aggregate, Exchange, Mean
 from farflung.transports.base import Urgency
 
-__all__ = ["TIMES", "Arrays", "ValueExchange"]
+__all__ = ["REPORTS", "Arrays", "ValueExchange"]
 
 Arrays = list[Array]
-#: What the tags of exchanges begin with that carry times of layers instead of parameters.
-TIMES = "times/"
+#: What the tags of exchanges begin with that carry what members measured instead of parameters.
+REPORTS = "report/"
 
 
 class ValueExchange:
@@ -46,21 +48,25 @@ class ValueExchange:
         self._step = step
 
     def begin(self, replica: StageReplica, command: Exchange, names: Sequence[str]) -> None:
-        """Send what ``command`` names; does not wait."""
+        """Send what ``command`` names, if this member does; does not wait."""
+        if replica.world.rank in command.group:
+            replica.exchanges.values[command.tag] = ValuesUnderWay(names=list(names), group=command.sources)
+        if replica.world.rank not in command.sources:
+            replica.remembered.begun(command.tag, command.memory)
+            return
         values = replica.read(command.source, names)
         live = command.source in ("parameters", "gradient")  # codecs, too, may hand out what they were given
         arrays = [np.array(values[name]) if live else np.ascontiguousarray(values[name]) for name in names]
-        replica.exchanges.values[command.tag] = ValuesUnderWay(names=list(names), group=command.group)
         if command.codec == "identity":
             self._send_plain(replica, command.tag, command.group, arrays)
         else:
             self._send_coded(replica, command, arrays)
 
-    def begin_times(self, replica: StageReplica, step: int, times: Array) -> None:
-        """Send ``times`` of layers to the whole group."""
-        tag, group = f"{TIMES}{step}", replica.world.group
+    def begin_report(self, replica: StageReplica, step: int, report: Array) -> None:
+        """Send what was measured of layers to the whole group."""
+        tag, group = f"{REPORTS}{step}", replica.world.group
         replica.exchanges.values[tag] = ValuesUnderWay(names=[replica.mark], group=group)
-        self._send_plain(replica, tag, group, [times])
+        self._send_plain(replica, tag, group, [report])
 
     def end(self, replica: StageReplica, command: Mean | Aggregate, names: Sequence[str]) -> list[dict[str, Array]]:
         """Wait for the values of each member of ``command.group``, in this order.
@@ -85,9 +91,9 @@ class ValueExchange:
         replica.remembered.done(command.tag)
         return found
 
-    def end_times(self, replica: StageReplica) -> list[list[Array]]:
-        """Wait for the times of every exchange that ``begin_times`` began; one list of vectors by rank for each."""
-        tags = [tag for tag in replica.exchanges.values if tag.startswith(TIMES)]
+    def end_reports(self, replica: StageReplica) -> list[list[Array]]:
+        """Wait for the reports of every exchange that ``begin_report`` began; one list of vectors by rank for each."""
+        tags = [tag for tag in replica.exchanges.values if tag.startswith(REPORTS)]
         found = []
         for tag in tags:
             del replica.exchanges.values[tag]
@@ -108,7 +114,7 @@ class ValueExchange:
             self._inbox.wait_for(key, None)
             seen = self._inbox.seen([key])
             assert seen is not None
-            arrays = seen[0] if tag.startswith(TIMES) else self._by_parameter(seen[0], under_way.names)
+            arrays = seen[0] if tag.startswith(REPORTS) else self._by_parameter(seen[0], under_way.names)
             found[rank] = dict(zip(under_way.names, arrays, strict=True))
         return found
 
@@ -131,7 +137,7 @@ class ValueExchange:
             raise WireError(f"{peer} is no replica of stage {stage}, of which one is here")
         assert plan.sync is not None
         names = [name for layer in plan.sync.layers[stage] for name in layer.parameters]
-        least = 8 * len(plan.sync.layers[stage])  # times of layers are that large
+        least = _report_bytes(plan) * len(plan.sync.layers[stage])
         limits = [max(self._setup.graph.state[name].spec.nbytes, least) for name in names]
         if any(item is not None and item.payload is not UNSET for item in message.arrays):
             arrays = self._gauge.decode(self._step, (stage, stage), lambda: self._unpack(message, limits))
@@ -167,7 +173,8 @@ class ValueExchange:
     def _post(self, replica: StageReplica, group: Sequence[int], message: LayerExchange, own: Arrays, dense: int) -> None:
         """Send ``message`` to the others of ``group``; ``own``: what they will read in it, put where theirs will come."""
         devices, pair = self._devices(replica), (replica.stage, replica.stage)
-        self._inbox.put(self._key(replica, message.tag, replica.world.rank), own)
+        if replica.world.rank in group:
+            self._inbox.put(self._key(replica, message.tag, replica.world.rank), own)
         for rank in group:
             if rank != replica.world.rank:
                 outgoing = OutgoingMessage(
@@ -190,6 +197,12 @@ class ValueExchange:
             return arrays
         specs = [self._setup.graph.state[name].spec for name in names]
         return shaped(arrays, [np.broadcast_to(np.empty(1, np.float32), spec.shape) for spec in specs])
+
+
+def _report_bytes(plan: Plan) -> int:
+    """The bytes of a report for one layer: two times, or its squared norm and what each codec loses and sends."""
+    rule = strategy_of(plan).traits.layer_codecs
+    return 8 if rule is None else 8 * (1 + 2 * len(rule.options))
 
 
 def _arriving(replica: StageReplica, tag: str, named: Mapping[str, Array], own: Arrays) -> Arrays:

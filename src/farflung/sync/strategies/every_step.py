@@ -128,10 +128,14 @@ class DelayedUpdate(_Compressed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robust(StrategyDefaults):
-    """Synchronous SGD for groups in which ``faulty`` members may send anything; ``rule`` is one of ``robust.RULES``."""
+    """Synchronous SGD for groups in which ``faulty`` members may send anything; ``rule`` is one of ``robust_rules.RULES``.
+
+    ``directions``: dimensions of the subspace of ``flag`` (0: half as many as members, as in its paper).
+    """
 
     rule: str = "trimmed_mean"
     faulty: int = 1
+    directions: int = 1
     codec: str = "identity"
 
     def __post_init__(self) -> None:
@@ -139,6 +143,9 @@ class Robust(StrategyDefaults):
         check_steps("faulty", self.faulty)
         if self.rule not in RULES:
             raise InputError(f"unknown rule {self.rule!r}: known are {', '.join(RULES)}")
+        check_steps("directions", self.directions, low=0)
+        if self.directions != 1 and self.rule != "flag":
+            raise InputError(f"directions = {self.directions} with rule = {self.rule!r}: set rule = 'flag', or remove directions")
 
     @property
     def traits(self) -> Traits:
@@ -166,7 +173,15 @@ class Robust(StrategyDefaults):
         """Exchange, aggregate, update."""
         every, group = world.every, world.group
         send = Exchange(tag=f"{step}", source="gradient", layers=every, group=group, codec=self.codec)
-        merge = Aggregate(tag=f"{step}", into="gradient", layers=every, group=group, rule=self.rule, faulty=self.faulty)
+        merge = Aggregate(
+            tag=f"{step}",
+            into="gradient",
+            layers=every,
+            group=group,
+            rule=self.rule,
+            faulty=self.faulty,
+            directions=self.directions,
+        )
         return Program(after=(send, merge, Update(layers=every)))
 
 
