@@ -114,7 +114,7 @@ def test_the_table_of_dtfm() -> None:
 
 
 def test_the_table_of_larger_models_of_dtfm() -> None:
-    found = [run for name in ("dtfm",) for run in figures(name)["runs"]]
+    found = [run for name in ("dtfm", "dtfm-larger") for run in figures(name)["runs"]]
     runs = {(run["case"], run["model"], str(run["layers"]), f"{run['batch']:,}"): run for run in found}
     table = rows(section("dtfm"), 10)
     assert len(table) >= len(found) - 4, "of the first result, cases 1 to 4 are left out"

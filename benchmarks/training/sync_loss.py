@@ -44,7 +44,8 @@ class SyncLossSettings(Settings):
     ``text``, ``held_text``: files of text (empty: Python's own sources, and their last tenth). ``images``: a folder with
     ``train`` and ``test``, in each a folder per class (empty: no images). ``measured``: the JSON of ``sync-network``, and
     ``model`` in it (empty: predicted, at x = 1). ``asc_steps``: how many steps of ASC-WFBP the time is enough for. ``lr``,
-    ``image_lr``: AdamW's rates, constant and the same for all strategies.
+    ``image_lr``: AdamW's rates, constant and the same for all strategies. ``hidden``: layers of the networks beside those at
+    both ends; a network has at least H layers.
     """
 
     strategies: tuple[str, ...] = (_ASC, "local_sgd", "contiguous", "free_sets")
@@ -60,6 +61,7 @@ class SyncLossSettings(Settings):
     points: int = 8
     samples: int = 32
     width: int = 96
+    hidden: int = 4
     lr: float = 2e-3
     image_lr: float = 5e-4
     plot: str = ""
@@ -150,9 +152,9 @@ def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
 
 
 def _predicted(settings: SyncLossSettings) -> dict[str, float]:
-    """On layers like those of a transformer: twelve equal ones, x = 1, the forward half of the backward."""
+    """On layers like those of a transformer: at least twelve equal ones, x = 1, the forward half of the backward."""
     layer = LayerInfo(nbytes=Bytes(4e6), bp_seconds=Seconds(1.0), comm_seconds=Seconds(float(settings.periods[0])))
-    world = World(rank=0, members=settings.members, layers=(layer,) * 12)
+    world = World(rank=0, members=settings.members, layers=(layer,) * max(12, settings.hidden))
     return {
         label: float(mean_step_seconds(_strategy(name, period), world, 8 * period, forward_seconds=6.0))
         for label, (name, period) in _cases(settings).items()
@@ -173,7 +175,7 @@ class PixelNetwork:
         """First parameters."""
         random, width = np.random.default_rng(self._seed), self._settings.width
         inputs, classes = self._data["train"][0].shape[1], int(self._data["train"][1].max()) + 1
-        shapes = [(inputs, width), *[(width, width)] * 4, (width, classes)]
+        shapes = [(inputs, width), *[(width, width)] * self._settings.hidden, (width, classes)]
         return [(random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32) for shape in shapes]
 
     def gradient(self, parameters: Sequence[Array], step: int, member: int) -> tuple[float, Layers]:
@@ -241,7 +243,7 @@ def _curve(
 def _network(settings: SyncLossSettings, task: str, seed: int) -> _Network:
     if task == "images":
         return PixelNetwork(settings, {part: _pictures(Path(settings.images) / part) for part in ("train", "test")}, seed)
-    small = SyncStrategiesSettings(samples=settings.samples, width=settings.width)
+    small = SyncStrategiesSettings(samples=settings.samples, width=settings.width, hidden_layers=settings.hidden)
     return ByteNetwork(small, _text(settings.text), seed, held=_text(settings.held_text) if settings.held_text else b"")
 
 
