@@ -104,12 +104,25 @@ def test_the_table_of_fresh_seeds(name: str) -> None:
 
 def test_the_table_of_dtfm() -> None:
     runs = figures("dtfm")["runs"]
-    table = rows(section("dtfm"), 6)
+    table = rows(section("dtfm"), 7)
     assert len(table) == len(runs) == 6
+    systems = ("dtfm", "random_grid", "Megatron-LM", "Megatron-LM, random ranks", "ZeRO-3", "DeepSpeed, random ranks")
     for run, (_, *cells) in zip(runs, table, strict=True):
-        for name, cell in zip(("dtfm", "random_grid", "Megatron-LM", "Megatron-LM, random ranks", "ZeRO-3"), cells, strict=True):
+        for name, cell in zip(systems, cells, strict=True):
             value = run["systems"][name]["step_seconds"]
             assert float(cell.removesuffix(" s").replace(",", "")) == pytest.approx(value, rel=0.01), (run["case"], name)
+
+
+def test_the_table_of_larger_models_of_dtfm() -> None:
+    found = [run for name in ("dtfm", "dtfm-larger") for run in figures(name)["runs"]]
+    runs = {(run["case"], run["model"], str(run["layers"]), f"{run['batch']:,}"): run for run in found}
+    table = rows(section("dtfm"), 10)
+    assert len(table) >= len(found) - 4, "of the first result, cases 1 to 4 are left out"
+    for case, model, layers, batch, *cells in table:
+        run = runs["dtfm-case5" if case == "5" else "fluidstack", model.replace(" B", "b"), layers, batch]
+        systems = ("dtfm", "random_grid", "Megatron-LM, random ranks", "DeepSpeed, random ranks")
+        assert cells[:4] == [f"{run['systems'][name]['pflops']:.2f}" for name in systems]
+        assert cells[4] == f"{100 * run['systems']['dtfm']['pflops'] / run['peak_pflops']:.1f} %"
 
 
 def test_the_table_of_fusionllm() -> None:
@@ -177,7 +190,7 @@ def test_the_table_of_dreamddp() -> None:
 
 def test_the_table_of_hybrid_ps() -> None:
     runs = {(run["model"], run["case"]): run["seconds"] for run in figures("hybrid-ps")["table_2"]}
-    table = rows(section("hybrid-ps"), 5)
+    table = rows(section("hybrid-ps"), 6)
     assert len(table) == len(runs)
     for name, *cells in table:
         model, _, case = name.lower().partition(", ")

@@ -51,6 +51,8 @@ __all__ = ["WAYS", "Hybrid", "HybridSettings", "draw_losses", "timelines"]
 
 WAYS = ("takes over", "first restarts", "each restarts")
 _TARGET = 1.3
+#: Of the predicted length of a batch.
+_ERROR = 0.05
 #: Undisturbed batches at first, of which the first does not count; helpers may come until then.
 _CALM = 5
 _STEPS = 1_000_000
@@ -155,9 +157,10 @@ class _Drive:
         """All chances: what was drawn, and how long each batch took in each way."""
         while not all(self._cluster.log("broker").count(f"{name} helps ") for name in helpers):
             next(self._records)
-        calm = [next(self._records).seconds for _ in range(_CALM)][1:]
-        length = statistics.median(calm)
-        self._say(f"an undisturbed batch takes {length:.2f} s")
+        first = [next(self._records) for _ in range(_CALM)]
+        calm = [record.seconds for record in first[1:]]
+        length, predicted = statistics.median(calm), float(first[-1].predicted_seconds or 0.0)
+        self._say(f"an undisturbed batch takes {length:.2f} s, predicted {predicted:.2f} s")
         chance, cases = random.Random(settings.seed), []
         for share in settings.chances:
             drawn = [draw_losses(chance, helpers, share, length) for _ in range(settings.batches)]
@@ -172,7 +175,8 @@ class _Drive:
         self._client.stop(self._run)
         for _ in self._records:
             pass
-        return {"undisturbed_seconds": calm, "cases": cases, "joined_again": self._again()}
+        found = {"undisturbed_seconds": calm, "cases": cases, "joined_again": self._again()}
+        return found | {"predicted_seconds": predicted, "prediction_error": predicted / length - 1.0}
 
     def _again(self) -> int:
         """How often a worker joined anew so far."""
@@ -244,4 +248,13 @@ def _report(settings: HybridSettings, found: dict[str, Any]) -> Report:
             )
             for way, ratio in case["speed_up"].items()
         ]
+    error = found["prediction_error"]
+    checks.append(
+        Check(
+            name="predicted batch with helpers against the first undisturbed ones",
+            target=f"{_ERROR:.0%}",
+            measured=f"{error:+.1%}",
+            passed=None if settings.quick else abs(error) <= _ERROR,
+        )
+    )
     return Report(figures=found, columns=("chance", "lost", "way", "s/batch", "x the product's"), rows=rows, checks=checks)

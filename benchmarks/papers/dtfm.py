@@ -36,10 +36,10 @@ class DtfmSettings(Settings):
     """GPT3-1.3B with each of ``layers`` (the text: 24, 32, 40) and of ``batches``.
 
     ``size``: samples of a micro-batch, ``replicas``: D_dp.
-    ``larger``: models of Figure 7 (``6.7b``, ``13b``) with the first batch on the last case and D_dp of ``larger_replicas``.
-    ``degrees``: the largest of Megatron's and DeepSpeed's pipelines (section 10.2). ``draws``: random placements, and random
-    orders of their ranks. ``bits``: of a number on a link; all systems send as many. ``evaluations``: points of the search
-    curves.
+    ``larger``: models of Figure 7 (``6.7b``, ``13b``) with the first batch on the last case, and the first D_dp of
+    ``larger_replicas`` that has a plan. ``degrees``: the largest of Megatron's and DeepSpeed's pipelines (section 10.2).
+    ``draws``: random placements, and random orders of their ranks. ``bits``: of a number on a link; all systems send as many.
+    ``evaluations``: points of the search curves.
     """
 
     layers: tuple[int, ...] = (24,)
@@ -51,7 +51,7 @@ class DtfmSettings(Settings):
     size: int = 4
     replicas: int = 8
     larger: tuple[str, ...] = ()
-    larger_replicas: int = 4
+    larger_replicas: tuple[int, ...] = (4, 2)
     degrees: int = 8
     cases: tuple[str, ...] = ("dtfm-case1", "dtfm-case2", "dtfm-case3", "dtfm-case4", _WORLD, "fluidstack")
     draws: int = 3
@@ -98,8 +98,11 @@ class Dtfm:
             say(f"{settings.cases[-1]}: {model}")
             graph = _graph(settings, _larger(model))
             one = {"case": settings.cases[-1], "model": model, "layers": _larger(model)[0], "batch": settings.batches[0]}
-            few = replace(settings, replicas=settings.larger_replicas)
-            runs.append(one | _case(graph, settings.cases[-1], settings.batches[0], few))
+            for replicas in settings.larger_replicas:
+                found = _case(graph, settings.cases[-1], settings.batches[0], replace(settings, replicas=replicas))
+                if found["systems"]["dtfm"]["step_seconds"]:
+                    break
+            runs.append(one | found)
         say("search curves")
         curves = {case: _curves(case, settings) for case in settings.cases[-2:-1] or settings.cases}
         columns = ("case", "model", "layers", "batch", "system", "step s", "PFLOPS")
@@ -162,7 +165,7 @@ def _case(graph: Graph, case: str, batch: int, settings: DtfmSettings) -> dict[s
         found[_DEEPSPEED + label] = min(better, default=None)
     systems = {name: {"step_seconds": s, "pflops": flops / s / 1e15 if s else None} for name, s in found.items()}
     peak = sum(float(device.speed) for device in topology.devices) / 1e15
-    return {"flops": flops, "peak_pflops": peak, "systems": systems, "degrees": degrees}
+    return {"replicas": settings.replicas, "flops": flops, "peak_pflops": peak, "systems": systems, "degrees": degrees}
 
 
 def _mean(steps: list[float | None]) -> float | None:
@@ -206,7 +209,9 @@ def _means(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | Non
 
 
 def _checks(runs: Sequence[Mapping[str, Any]], quick: bool) -> tuple[Check, ...]:
-    world = [run["systems"] for run in runs if run["case"] == _WORLD] or [runs[-1]["systems"]]
+    world = [run["systems"] for run in runs if run["case"] == _WORLD or quick]
+    if not world:
+        return ()
 
     def check(base: str, target: float, note: str = "") -> Check:
         pairs = [(one[base]["step_seconds"], one["dtfm"]["step_seconds"]) for one in world]

@@ -1,4 +1,4 @@
-"""``sync-loss``: held-out loss after equal wall-clock time under sync strategies, small networks on text and on images.
+"""``sync-loss``: held-out loss after equal time, or equal steps, under sync strategies, small networks on text and on images.
 
 Replicas are those of ``farflung.testing.replicas``, in NumPy in one process; what a step takes is put on the clock afterwards: as
 ``sync-network`` measured it, relative to ASC-WFBP, or, without such a file, as the time line of ``farflung.sync`` predicts it. So
@@ -30,16 +30,22 @@ __all__ = ["PixelNetwork", "SyncLoss", "SyncLossSettings", "step_seconds"]
 
 Array = npt.NDArray[Any]
 _ASC = "asc_wfbp"
+_EVERY_STEP = frozenset({_ASC, "ssgd", "wfbp"})
+#: The largest difference of the loss at equal steps between partial sets and full synchronization.
+_EQUAL_STEPS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncLossSettings(Settings):
     """What is trained on, and the clock.
 
+    ``periods``: values of H. One has its curves at equal time. Several have theirs at equal steps (``asc_steps``), as in
+    DreamDDP's Figures 10 to 14, and the time of a step is predicted for links with x = 1 at the first one.
     ``text``, ``held_text``: files of text (empty: Python's own sources, and their last tenth). ``images``: a folder with
     ``train`` and ``test``, in each a folder per class (empty: no images). ``measured``: the JSON of ``sync-network``, and
     ``model`` in it (empty: predicted, at x = 1). ``asc_steps``: how many steps of ASC-WFBP the time is enough for. ``lr``,
-    ``image_lr``: AdamW's rates, constant and the same for all strategies.
+    ``image_lr``: AdamW's rates, constant and the same for all strategies. ``hidden``: layers of the networks beside those at
+    both ends; a network has at least H layers.
     """
 
     strategies: tuple[str, ...] = (_ASC, "local_sgd", "contiguous", "free_sets")
@@ -50,14 +56,20 @@ class SyncLossSettings(Settings):
     model: str = "gpt2"
     seeds: int = 3
     members: int = 4
-    sync_every: int = 5
+    periods: tuple[int, ...] = (5,)
     asc_steps: int = 200
     points: int = 8
     samples: int = 32
     width: int = 96
+    hidden: int = 4
     lr: float = 2e-3
     image_lr: float = 5e-4
     plot: str = ""
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several values of H."""
+        return len(self.periods) > 1
 
 
 class _Network(Protocol):
@@ -90,30 +102,41 @@ class SyncLoss:
             InputError: a file or folder is missing, or holds no figures of a strategy.
         """
         assert isinstance(settings, SyncLossSettings)
-        seconds = step_seconds(settings)
+        cases, seconds = _cases(settings), step_seconds(settings)
         tasks = ["text", *(["images"] if settings.images else [])]
         curves: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for task in tasks:
             curves[task] = {}
-            for name in settings.strategies:
-                say(f"{task}: {name}")
-                curves[task][name] = _curve(settings, task, name, seconds)
+            for label, case in cases.items():
+                say(f"{task}: {label}")
+                curves[task][label] = _curve(settings, task, case, (seconds[label], _whole(settings, seconds)))
         figures = {"step_seconds": seconds, "curves": curves}
         if settings.plot:
             from benchmarks.training.sync_loss_plot import draw
 
-            draw(figures, Path(settings.plot))
+            draw(figures, Path(settings.plot), "steps" if settings.several else "seconds")
         return _report(settings, figures)
 
 
+def _cases(settings: SyncLossSettings) -> dict[str, tuple[str, int]]:
+    """label -> strategy and H."""
+    if not settings.several:
+        return {name: (name, settings.periods[0]) for name in settings.strategies}
+    found = {name: (name, 1) for name in settings.strategies if name in _EVERY_STEP}
+    rest = [name for name in settings.strategies if name not in _EVERY_STEP]
+    return found | {f"{name}, H = {period}": (name, period) for period in settings.periods for name in rest}
+
+
 def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
-    """Seconds of a step of each strategy at x = 1.
+    """Seconds of a step by label: of each strategy at x = 1, or, with ``periods``, of each of them.
 
     Raises:
-        InputError: the file of measurements can't be read, or has none of a strategy.
+        InputError: the file of measurements can't be read, has none of a strategy, or several periods have no measurement.
     """
     if not settings.measured:
         return _predicted(settings)
+    if settings.several:
+        raise InputError("measured seconds are those of one period: leave measured out, or periods")
     try:
         runs = json.loads(Path(settings.measured).read_text(encoding="utf-8"))["figures"]["runs"]
     except (OSError, ValueError, KeyError) as error:
@@ -129,18 +152,17 @@ def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
 
 
 def _predicted(settings: SyncLossSettings) -> dict[str, float]:
-    """On layers like those of a transformer: twelve equal ones, x = 1, the forward half of the backward."""
-    layer = LayerInfo(nbytes=Bytes(4e6), bp_seconds=Seconds(1.0), comm_seconds=Seconds(float(settings.sync_every)))
-    world = World(rank=0, members=settings.members, layers=(layer,) * 12)
-    steps = 8 * settings.sync_every
+    """On layers like those of a transformer: at least twelve equal ones, x = 1, the forward half of the backward."""
+    layer = LayerInfo(nbytes=Bytes(4e6), bp_seconds=Seconds(1.0), comm_seconds=Seconds(float(settings.periods[0])))
+    world = World(rank=0, members=settings.members, layers=(layer,) * max(12, settings.hidden))
     return {
-        name: float(mean_step_seconds(_strategy(settings, name), world, steps, forward_seconds=6.0))
-        for name in settings.strategies
+        label: float(mean_step_seconds(_strategy(name, period), world, 8 * period, forward_seconds=6.0))
+        for label, (name, period) in _cases(settings).items()
     }
 
 
-def _strategy(settings: SyncLossSettings, name: str) -> Any:
-    return get_strategy(name, **({} if name in (_ASC, "ssgd", "wfbp") else {"sync_every": settings.sync_every}))
+def _strategy(name: str, period: int) -> Any:
+    return get_strategy(name, **({} if name in _EVERY_STEP else {"sync_every": period}))
 
 
 class PixelNetwork:
@@ -153,7 +175,7 @@ class PixelNetwork:
         """First parameters."""
         random, width = np.random.default_rng(self._seed), self._settings.width
         inputs, classes = self._data["train"][0].shape[1], int(self._data["train"][1].max()) + 1
-        shapes = [(inputs, width), *[(width, width)] * 4, (width, classes)]
+        shapes = [(inputs, width), *[(width, width)] * self._settings.hidden, (width, classes)]
         return [(random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32) for shape in shapes]
 
     def gradient(self, parameters: Sequence[Array], step: int, member: int) -> tuple[float, Layers]:
@@ -188,9 +210,16 @@ class PixelNetwork:
         return loss, [x.T @ (delta * (1 - outs[0] ** 2)), *grads]
 
 
-def _curve(settings: SyncLossSettings, task: str, name: str, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Points of (seconds, steps, loss of each seed) at equal times."""
-    whole = settings.asc_steps * seconds[_ASC]
+def _whole(settings: SyncLossSettings, seconds: Mapping[str, float]) -> float | None:
+    """Seconds of all curves (None: they have equal steps instead)."""
+    return None if settings.several else settings.asc_steps * seconds[_ASC]
+
+
+def _curve(
+    settings: SyncLossSettings, task: str, case: tuple[str, int], clock: tuple[float, float | None]
+) -> list[dict[str, Any]]:
+    """Points of (seconds, steps, loss of each seed). ``clock``: seconds of a step, and of the curve (None: equal steps)."""
+    step, whole = clock
     found: list[dict[str, Any]] = [{"losses": []} for _ in range(settings.points)]
     for seed in range(settings.seed, settings.seed + settings.seeds):
         network = _network(settings, task, seed)
@@ -198,22 +227,23 @@ def _curve(settings: SyncLossSettings, task: str, name: str, seconds: Mapping[st
         optimizer = OptimizerSpec(name="adamw", lr=settings.image_lr if task == "images" else settings.lr)
         layers = tuple(LayerInfo(nbytes=Bytes(a.nbytes), bp_seconds=Seconds(a.size), comm_seconds=Seconds(a.size)) for a in start)
         world = World(rank=0, members=settings.members, layers=layers)
-        group = Group(_strategy(settings, name), world, Task(start=start, gradient=network.gradient, optimizer=optimizer))
+        group = Group(_strategy(*case), world, Task(start=start, gradient=network.gradient, optimizer=optimizer))
         done = 0
         for number, point in enumerate(found, start=1):
-            steps = int(whole * number / settings.points / seconds[name])
+            part = number / settings.points
+            steps = round(settings.asc_steps * part) if whole is None else int(whole * part / step)
             group.run(steps - done)
             done = steps
             mean = [np.mean([r.parameters[layer] for r in group.replicas], axis=0) for layer in range(len(start))]
             point["losses"].append(network.held_out(mean))
-            point |= {"seconds": whole * number / settings.points, "steps": steps}
+            point |= {"seconds": steps * step if whole is None else whole * part, "steps": steps}
     return [point | {"loss": fmean(point["losses"])} for point in found]
 
 
 def _network(settings: SyncLossSettings, task: str, seed: int) -> _Network:
     if task == "images":
         return PixelNetwork(settings, {part: _pictures(Path(settings.images) / part) for part in ("train", "test")}, seed)
-    small = SyncStrategiesSettings(samples=settings.samples, width=settings.width)
+    small = SyncStrategiesSettings(samples=settings.samples, width=settings.width, hidden_layers=settings.hidden)
     return ByteNetwork(small, _text(settings.text), seed, held=_text(settings.held_text) if settings.held_text else b"")
 
 
@@ -268,5 +298,27 @@ def _report(settings: SyncLossSettings, figures: dict[str, Any]) -> Report:
                         passed=None if settings.quick else lower,
                     )
                 )
+        checks += _equal_steps(settings, task, last)
     columns = ("task", "strategy", "s/step", "steps", "loss", "range of seeds")
     return Report(figures=figures, columns=columns, rows=rows, checks=checks)
+
+
+def _equal_steps(settings: SyncLossSettings, task: str, last: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """Partial sets against full synchronization after equal steps, for each H."""
+    gaps = {
+        label: point["loss"] / last[f"local_sgd, {period}"]["loss"] - 1.0
+        for label, point in last.items()
+        for name, _, period in [label.partition(", ")]
+        if name not in ("", "local_sgd") and f"local_sgd, {period}" in last
+    }
+    if not gaps:
+        return []
+    label = max(gaps, key=lambda one: gaps[one])
+    return [
+        Check(
+            name=f"{task}: loss of partial sets over local_sgd after equal steps, the worst of {len(gaps)}",
+            target=f"at most {_EQUAL_STEPS:+.0%}",
+            measured=f"{gaps[label]:+.2%} ({label})",
+            passed=None if settings.quick else gaps[label] <= _EQUAL_STEPS,
+        )
+    ]

@@ -43,8 +43,10 @@ def test_what_a_restart_throws_away_is_the_time_of_the_loss() -> None:
 
 def test_the_target_is_judged_for_each_way_and_chance() -> None:
     batches = [{"losses": {"a": 1.0}, "seconds": dict(zip(WAYS, (2.0, 2.5, 3.0), strict=True))}]
-    report = _report(HybridSettings(chances=(0.9,)), {"cases": [{"chance": 0.9, "batches": batches}]})
-    assert [(check.measured, check.passed) for check in report.checks] == [("1.25 x", False), ("1.50 x", True)]
+    found = {"cases": [{"chance": 0.9, "batches": batches}], "prediction_error": -0.06}
+    report = _report(HybridSettings(chances=(0.9,)), found)
+    checks = [(check.measured, check.passed) for check in report.checks]
+    assert checks == [("1.25 x", False), ("1.50 x", True), ("-6.0%", False)]
 
 
 def test_a_process_that_is_away_loses_its_connections_and_joins_when_it_is_back(tmp_path: Path, monkeypatch: Any) -> None:
@@ -77,4 +79,4 @@ def test_a_quick_run_has_every_part() -> None:
     assert set(case["batches"][0]["seconds"]) == set(WAYS)
     assert list(case["batches"][0]["losses"]) == ["helper-0"]
     assert report.figures["joined_again"] >= 1, "the helper was cut off and came back"
-    assert [check.passed for check in report.checks] == [None, None]
+    assert [check.passed for check in report.checks] == [None, None, None]

@@ -83,6 +83,23 @@ def test_more_steps_in_the_same_time_end_lower(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "loss.svg").read_text(encoding="utf-8")
 
 
+def test_each_period_has_its_curves_at_equal_steps(tmp_path: Path) -> None:
+    chosen = BENCHMARKS.get("sync-loss")
+    pairs = ["periods=2,4", "strategies=asc_wfbp,local_sgd,contiguous", "asc_steps=8", f"plot={tmp_path / 'steps.svg'}"]
+    report: Any = chosen.run(override(chosen.settings(quick=True), pairs), lambda text: None)
+    curves, seconds = report.figures["curves"]["text"], report.figures["step_seconds"]
+    assert set(curves) == {"asc_wfbp", *(f"{name}, H = {period}" for name in ("local_sgd", "contiguous") for period in (2, 4))}
+    assert {points[-1]["steps"] for points in curves.values()} == {8}
+    assert seconds["asc_wfbp"] > seconds["local_sgd, H = 2"] > seconds["local_sgd, H = 4"] > seconds["contiguous, H = 4"]
+    assert curves["local_sgd, H = 2"][-1]["seconds"] == 8 * seconds["local_sgd, H = 2"]
+    assert len({points[-1]["loss"] for points in curves.values()}) == 5
+    (check,) = report.checks
+    assert "loss of partial sets over local_sgd after equal steps, the worst of 2" in check.name
+    assert "<svg" in (tmp_path / "steps.svg").read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="measured seconds are those of one period: leave measured out, or periods"):
+        step_seconds(SyncLossSettings(measured="x.json", periods=(5, 10)))
+
+
 def test_measured_times_are_those_nearest_to_one(tmp_path: Path) -> None:
     runs = [item("asc_wfbp", 3.0, 0.5), item("asc_wfbp", 2.0, 1.1), item("free_sets", 1.0, 1.1)]
     file = tmp_path / "measured.json"

@@ -4,6 +4,6 @@
 ``stage_memory``         memory of one copy of a stage
 ``gradient_exchanges``   bytes of gradients between the copies of stages
 ``estimate``             the whole estimate: lowers a plan to the arrays of ``cost`` and ``schedules``
-``other_systems``        steps of Megatron-LM and ZeRO-3 on the same devices, by cost models
+``other_systems``        steps of Megatron-LM and DeepSpeed on the same devices, by cost models
 ``results``              the types of an estimate
 """
