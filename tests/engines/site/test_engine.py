@@ -120,11 +120,15 @@ def test_optimizer_states_are_divided_and_come_back(site: SiteAttempt) -> None:
     assert all(np.array_equal(found[key], value) for key, value in states.items())
 
 
-def test_sharded_ranks_compute_together_and_lend_each_other_parameters(site: SiteAttempt) -> None:
-    """Three micro-batches on two ranks: in the second group one rank has none. Evaluation computes on the first rank."""
+@pytest.mark.parametrize("any_order", [False, True])
+def test_sharded_ranks_compute_together_and_lend_each_other_parameters(site: SiteAttempt, any_order: bool) -> None:
+    """Three micro-batches on two ranks: in the second group one rank has none. Evaluation computes on the first rank.
+
+    The owners add in the job's order also where the job allows any.
+    """
     outcomes = []
     for sharded in (False, True):
-        runner = opened(site, replace(SETTINGS, sharded=sharded))
+        runner = opened(site, replace(SETTINGS, sharded=sharded, any_order=sharded and any_order))
         shared = site.open(runner.subgraph, replace(SETTINGS, training=False), runner)
         for group in ([0, 1], [2]):
             runner.begin_forwards([(MicroBatch(0, index), {}, data_of(runner, index)) for index in group])

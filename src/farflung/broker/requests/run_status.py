@@ -33,7 +33,7 @@ def run_status(live: LiveRun, run: Run, *, ahead: int, slow: Sequence[str], chec
         "recoveries": max(live.attempt.number - 1, live.times.begun - 1, 0),
         "slow": list(slow) if run.state is RunState.RUNNING else [],
         "devices": list(run.devices),
-        "divided": [] if live.planned is None else [one.index for one in live.planned.plan.stages if one.shard != "none"],
+        "divided": [] if live.running is None else [one.index for one in live.running.stages if one.shard != "none"],
         "step": _steps(live),
         "steps": live.job.steps,
         "loss": None if last is None else last.loss,
