@@ -21,6 +21,7 @@ __all__ = [
     "precise_time",
     "shift_wall_time",
     "sleep",
+    "thread_time",
     "wall_time",
 ]
 
@@ -39,6 +40,11 @@ def monotonic() -> float:
 def precise_time() -> float:
     """Seconds since an arbitrary moment, on the clock with the highest resolution: for measuring short work in one process."""
     return time.perf_counter()
+
+
+def thread_time() -> float:
+    """Seconds for which the calling thread has used a processor: its waits do not count."""
+    return time.thread_time()
 
 
 def wall_time() -> float:

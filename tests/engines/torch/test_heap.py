@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import psutil
 import pytest
@@ -46,3 +47,24 @@ def test_the_real_one_gives_back_what_is_free() -> None:
     assert Heap().give_back()
     assert psutil.Process().memory_info().rss < before - 50e6
     assert len(last) == 100_000
+
+
+def test_the_time_in_which_a_thread_waits_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the processes of a pipeline, which wait for each other, would give back once a second each: pages return at a cost."""
+    monkeypatch.setattr("farflung.engines.torch.heap._EVERY", 0.1)
+    sizes = iter([300 << 20, 0, 600 << 20, 0])
+    heap = Heap(lambda: next(sizes), lambda: None)
+    assert heap.give_back()
+    threading.Event().wait(0.2)
+    assert not heap.give_back()
+
+
+def test_a_new_thread_has_a_clock_of_its_own() -> None:
+    sizes = iter([300 << 20, 0, 600 << 20, 0])
+    times, given = iter([900.0, 901.0, 0.1, 0.2]), list[bool]()
+    heap = Heap(lambda: next(sizes), lambda: None, lambda: next(times))
+    given.append(heap.give_back())
+    thread = threading.Thread(target=lambda: given.append(heap.give_back()))
+    thread.start()
+    thread.join()
+    assert given == [True, True]

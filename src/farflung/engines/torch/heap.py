@@ -10,15 +10,23 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+import threading
 from collections.abc import Callable
 
-from farflung.clock import monotonic
+from farflung.clock import thread_time
 
 __all__ = ["HEAP", "Heap"]
 
 #: Growth in bytes that is worth it, and seconds between two looks: at least so many, and so many per byte that was given back.
-#: A page that comes back must be zeroed, 0.3 to 1 s per GB: that is to be 1 to 2 % of the time.
+#: A page that comes back must be zeroed, 0.3 to 1 s per GB: that is to be 1 to 2 % of the time for which the thread computes. A
+#: process that waits for others, as those of a pipeline do, would spend more by another clock.
 _MUCH, _EVERY, _PER_BYTE = 48 << 20, 1.0, 40e-9
+
+
+class _Looks(threading.local):
+    """When a thread looks again, by its own clock."""
+
+    again = 0.0
 
 
 class Heap:
@@ -29,15 +37,15 @@ class Heap:
         self,
         resident: Callable[[], int] | None = None,
         trim: Callable[[], None] | None = None,
-        now: Callable[[], float] = monotonic,
+        now: Callable[[], float] = thread_time,
     ) -> None:
         own = _of_glibc()
         self._resident, self._trim = resident or own[0], trim or own[1]
-        self._now, self._next, self._least = now, 0.0, 0
+        self._now, self._next, self._least = now, _Looks(), 0
 
     def give_back(self) -> bool:
         """Give back what is free, if the process has grown much since that was done, and not just now; whether it was done."""
-        if self._now() < self._next:
+        if self._now() < self._next.again:
             return False
         before = self._resident()
         grown, given = before >= self._least + _MUCH, 0
@@ -45,7 +53,7 @@ class Heap:
             self._trim()
             self._least = self._resident()
             given = max(before - self._least, 0)
-        self._next = self._now() + max(_EVERY, _PER_BYTE * given)
+        self._next.again = self._now() + max(_EVERY, _PER_BYTE * given)
         return grown
 
 
