@@ -45,7 +45,7 @@ CASES = [
     ("dreamddp", {"sync_every": 2}),
     ("delayed", {}),
     ("lgreco", {"codec": "int8"}),
-    ("fedbuff", {"sync_every": 3}),
+    ("fedbuff", {"sync_every": 3, "overlap": 1}),
     ("fedfix", {"sync_every": 3, "overlap": 2}),
     ("fedcompass", {"sync_every": 3}),
 ]

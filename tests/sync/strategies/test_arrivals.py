@@ -90,7 +90,7 @@ def test_a_contribution_arrives_when_the_planned_speed_says() -> None:
 
 
 def test_who_sends_is_the_only_one_who_sends() -> None:
-    strategy, here = get_strategy("fedbuff", sync_every=6), among(*SPEEDS)
+    strategy, here = get_strategy("fedbuff", sync_every=6, overlap=1), among(*SPEEDS)
     for rank in range(3):
         (send,) = strategy.step(5, replace(here, rank=rank)).exchanges
         assert (send.senders, send.group, send.tag) == ((0,), (0, 1, 2), "5/0")
@@ -169,6 +169,7 @@ def test_members_count_by_their_samples() -> None:
 def test_in_fedfix_members_that_come_seldom_count_as_much() -> None:
     here, total = among(*SPEEDS), np.zeros(3)
     assert moves("fedfix", here, 20, sync_every=6, window=4) == [3, 7, 11, 15, 19]
+    assert moves("fedfix", here, 20, sync_every=6, window=4, overlap=2) == [1, 5, 9, 13, 17]
     for step in range(36):
         came = [member for at, member in arrivals("fedfix", here, 36, sync_every=6, overlap=0, window=4) if at == step]
         total[came] += weights("fedfix", here, step, sync_every=6, overlap=0, window=4)

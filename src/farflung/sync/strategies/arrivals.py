@@ -41,7 +41,7 @@ class _Arrivals(StrategyDefaults):
     """
 
     sync_every: int = 10
-    overlap: int = 1
+    overlap: int = 0
     outer_lr: float = 1.0
     codec: str = "identity"
     name: ClassVar[str]
@@ -223,8 +223,8 @@ class FedFix(_Arrivals):
         return self._share(member, world) / world.members * took / (self.window or self.sync_every)
 
     def closes(self, step: int) -> bool:
-        """At the end of a window."""
-        return (step + 1) % (self.window or self.sync_every) == 0
+        """At the end of a window, when its contributions have arrived."""
+        return (step + 1 - self.overlap) % (self.window or self.sync_every) == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,6 @@ class FedCompass(_Arrivals):
     ``k ** -decay``. With ``overlap = 0`` a group waits for its own contributions and continues from them.
     """
 
-    overlap: int = 0
     least: int = 0
     decay: float = 0.5
     name: ClassVar[str] = "fedcompass"
