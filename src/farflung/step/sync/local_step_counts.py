@@ -43,9 +43,8 @@ class LocalStepCounts:
         assert setup.plan.sync is not None
         self._setup, self._inbox, self._links, self._clock = setup, inbox, links, clock
         self.steps = setup.plan.sync.local_steps
-        self._period = traits.sync_every
+        self._traits = traits
         self._adapt = traits.step_gain if self.steps else 0.0
-        self._asynchronous = traits.asynchronous
         #: The devices that measure and report, by pipeline.
         self._reporters = setup.plan.stages[0].devices
         self._begin, self._end = 0.0, 0.0
@@ -56,7 +55,7 @@ class LocalStepCounts:
     def resume(self, retained: Array) -> None:
         """Continue with the counts that a checkpoint holds, if they are of such a group and period."""
         steps = tuple(int(value) for value in retained.reshape(-1).tolist())
-        if self._adapt and len(steps) == len(self.steps) and min(steps) >= 1 and max(steps) == self._period:
+        if self._adapt and len(steps) == len(self.steps) and min(steps) >= 1 and max(steps) == self._traits.sync_every:
             self.steps = steps
 
     @property
@@ -68,19 +67,19 @@ class LocalStepCounts:
         """The pipelines that take a local step at ``place``, counted from where the strategy began."""
         if not self.steps:
             return frozenset(range(len(self._reporters)))
-        return frozenset(rank for rank, steps in enumerate(self.steps) if takes(place, steps, self._period))
+        return frozenset(rank for rank, steps in enumerate(self.steps) if takes(place, steps, self._traits.sync_every))
 
     def due(self, place: int) -> dict[int, int]:
         """The pipelines whose losses count at ``place``, and the place of the local step that makes them."""
-        if not (self._asynchronous and self.steps):
+        if not (self._traits.asynchronous and self.steps):
             return dict.fromkeys(sorted(self.participants(place)), place)
-        last = {rank: ended(place, steps, self._period) for rank, steps in enumerate(self.steps)}
+        last = {rank: ended(place, steps, self._traits.sync_every) for rank, steps in enumerate(self.steps)}
         return {rank: begun for rank, begun in last.items() if begun is not None}
 
     def begin_step(self, place: int) -> str | None:
         """A step begins; the line for people where local steps change with it, else ``None``."""
         changed = None
-        if self._reported and place % self._period == 0 and place - self._reported[0] > self._period:
+        if self._reported and place % self._traits.sync_every == 0 and place - self._reported[0] > self._traits.sync_every:
             changed = self._follow(self._reported.pop(0))
         self._begin = self._end = self._clock()
         return changed
@@ -95,7 +94,7 @@ class LocalStepCounts:
             return
         if self._end > self._begin:
             self._seconds.append(self._end - self._begin)
-        if (place + 1) % self._period:
+        if (place + 1) % self._traits.sync_every:
             return
         self._reported.append(place)
         if self._setup.device in self._reporters:
@@ -127,9 +126,9 @@ class LocalStepCounts:
         seconds = [self._inbox.take(("pace", place, device)) for device in self._reporters]
         job = self._setup.job
         shares = [sum(job.weight(index) for index in replica.micro_batches) for replica in self._setup.plan.replicas_of(0)]
-        found = adapted_steps(self.steps, seconds, shares, self._period, self._adapt)
+        found = adapted_steps(self.steps, seconds, shares, self._traits.sync_every, self._adapt)
         if found == self.steps:
             return None
         self.steps = found
         took, steps = ", ".join(f"{value:.3g}" for value in seconds), ", ".join(map(str, found))
-        return f"local steps took {took} s: replicas take {steps} of {self._period} from here on"
+        return f"local steps took {took} s: replicas take {steps} of {self._traits.sync_every} from here on"
