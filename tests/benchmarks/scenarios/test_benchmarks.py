@@ -27,7 +27,6 @@ from benchmarks.training.loss import codec_of, time_to
 from benchmarks.training.loss_plot import draw
 from farflung.errors import InputError, PlanError
 
-
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
 
 
