@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, WireError
-from farflung.messages.array_stream import tensor_pieces
+from farflung.messages.array_stream import PIECE_BYTES, tensor_pieces
 from farflung.messages.commands import LiveStart
 from farflung.messages.data import LentEnd, LentPiece
 from farflung.step.inbox import Inbox
-from farflung.step.stages.state_copies import most_state_bytes
+from farflung.step.stages.state_copies import most_state_bytes, most_state_tensors
 from farflung.step.stages.state_hashes import state_hashes
-from farflung.worker.first_states import _MORE_TENSORS, _TENSORS, StateFetch
+from farflung.worker.first_states import StateFetch
 from farflung.worker.retained_states import Continuation, RetainedStates
 from tests.support.futures import PATIENCE, later
 from tests.support.quiet import until
@@ -88,7 +88,7 @@ def test_a_peer_sends_no_more_than_the_states_can_have() -> None:
 def test_a_peer_sends_no_more_pieces_than_the_states_can_have() -> None:
     fetching = Fetching()
     (empty,) = pieces({next(iter(NAMES)): np.zeros(0, np.float32)})
-    most = _MORE_TENSORS + _TENSORS * len(NAMES)
+    most = most_state_tensors(NAMES) + most_state_bytes(SETUP, NAMES) // PIECE_BYTES
     for _ in range(most):
         fetching.fetch.receive("b", replace(empty, last=False), fetching.inbox)
     with pytest.raises(WireError, match=rf"b sends more than {most} pieces of states, which is more than those have"):

@@ -15,6 +15,7 @@ from farflung.units import Bytes
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
 from tests.support.loopback import Loopback, captured, text_job
+from tests.support.quiet import until
 from tests.support.watched_runs import watched
 
 ANN, BEN = (Caller(name=f"client-{name}", role="client", key=name) for name in ("ann", "ben"))
@@ -68,6 +69,7 @@ def test_a_worker_fetches_the_weights_of_its_own_run_only(two: Loopback) -> None
 def test_a_name_of_another_key_is_refused(two: Loopback) -> None:
     two.workers["b"].stop()
     two.threads[1].join(30)
+    until(lambda: not two.broker.sessions.serves("b"))
     with pytest.raises(SecurityError, match=r"the name 'b' belongs to another key: .*farflung ticket free b"):
         join(two.ticket("join"), name="b", role="worker")
     join(two.ticket("join"), name="b", role="worker", key=two.key).client.close()

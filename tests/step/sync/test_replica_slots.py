@@ -16,7 +16,9 @@ from tests.support.executor_threads import assert_goes_on, other, run_threads
 from tests.support.strategy_cases import ELSEWHERE, SETTINGS, case_of
 
 #: Periods of three steps, and checkpoints after two: always in the middle.
-PERIODS = {name: given_ | {"sync_every": 3} for name, given_ in SETTINGS.items()}
+PERIODS = {
+    name: given_ | {"merge_every" if name == "branch_train_merge" else "sync_every": 3} for name, given_ in SETTINGS.items()
+}
 SAVES = {"every": 4, "at_end": False, "keep": 9}
 ADAM = {"name": "adamw", "lr": 1e-2}
 NAMES = sorted(set(STRATEGIES) - ELSEWHERE)

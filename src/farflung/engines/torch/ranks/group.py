@@ -6,7 +6,6 @@ Tensors of several shapes and types travel as the bytes of one buffer, because a
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
 from math import prod
@@ -16,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from farflung.clock import precise_time
 from farflung.errors import InputError
 
 __all__ = ["Buffer", "Layout", "RankGroup"]
@@ -113,12 +113,12 @@ class RankGroup:
 
     def _exchange(self, memory: torch.Tensor) -> float:
         parts = memory.tensor_split(self.size)
-        begin = time.perf_counter()
+        begin = precise_time()
         for work in [self.broadcast(part, source) for source, part in enumerate(parts)]:
             work.wait()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter() - begin
+        return precise_time() - begin
 
     def reduce(self, tensor: torch.Tensor, to: int) -> Any:
         """Begin to add ``tensor`` of all ranks at ``to``; the contents elsewhere are undefined then."""
