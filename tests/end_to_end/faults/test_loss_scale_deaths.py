@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.job import JobSpec
+from farflung.step.context import StepContext
+from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.state_copies import StateCopies
 from farflung.telemetry import injecting
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
@@ -65,7 +67,12 @@ def test_a_run_goes_on_with_its_scale(
 ) -> None:
     everybody: list[StateCopies] = []
     build = StateCopies.__init__
-    monkeypatch.setattr(StateCopies, "__init__", lambda self, *args: (everybody.append(self), build(self, *args))[1])
+
+    def noted(made: StateCopies, context: StepContext, stages: LocalStages) -> None:
+        everybody.append(made)
+        build(made, context, stages)
+
+    monkeypatch.setattr(StateCopies, "__init__", noted)
 
     def disturb(cluster: Loopback) -> None:
         """Copies travel behind everything else: on a busy machine, the first ones may not be complete yet."""
