@@ -20,6 +20,7 @@ from farflung.serving.generation import Generation, Piece
 from farflung.serving.scheduler import Draws, Settings, TokenSequence
 from farflung.serving.service import Service
 from farflung.wire.frames import Frame
+from tests.support.quiet import until
 from tests.support.small_runs import small_plan
 
 WORKERS = ("a", "b")
@@ -140,3 +141,26 @@ def test_a_request_that_ends_by_its_text_gives_its_slot_back(cluster: FakeCluste
     while not all(found for _, found in others):
         cluster.draw(cluster.batches.get(timeout=10), 4)
     assert [piece.text for _, found in others for piece in found] == ["e", "e"]
+
+
+def test_a_batch_that_was_made_before_the_end_is_sent(
+    cluster: FakeCluster, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ends between the making of a batch and its sending: it would wait for the tokens of a batch that never left."""
+    made, ending, send = threading.Event(), threading.Event(), service._send_batches
+
+    def slowly() -> None:
+        made.set()
+        assert ending.wait(10)
+        send()
+
+    monkeypatch.setattr(service, "_send_batches", slowly)
+    service.add([request(Letters(cluster), 3)[0]])
+    assert made.wait(10)
+    closer = threading.Thread(target=service.close, name="closer")
+    closer.start()
+    until(lambda: service._closing)
+    ending.set()
+    cluster.draw(cluster.batches.get(timeout=5), 7)
+    closer.join(10)
+    assert not closer.is_alive()

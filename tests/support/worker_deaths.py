@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from farflung.errors import ConnectionLost
 from farflung.telemetry import EvaluationRecord, Injector, RecoveryRecord, RunFolder, StepRecord
 from tests.support.loopback import Finished, Loopback, cut_off, same
+from tests.support.quiet import until
 
 STEPS = 12
 
@@ -27,6 +28,12 @@ def vanish(cluster: Loopback, name: str) -> None:
     """As if its machine had lost its power: nobody is told anything."""
     worker = cluster.workers.pop(name)
     cut_off(worker)
+
+
+def vanish_when_told(cluster: Loopback, name: str, steps: int) -> None:
+    """Once the broker has heard that ``steps`` are made: what nobody was told of is not counted as made again."""
+    until(lambda: max(live.times.furthest for live in cluster.broker.runs.all()) >= steps)
+    vanish(cluster, name)
 
 
 def equal(truth: Finished, found: Finished) -> None:

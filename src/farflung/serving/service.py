@@ -239,16 +239,16 @@ class Service:
             self._send_batches()
 
     def _has_batch(self) -> bool:
-        """Make the next batch (under the lock)."""
-        if self._attempt is not None and self._made is None:
+        """Make the next batch (under the lock); none while the service is closed."""
+        if self._attempt is not None and self._made is None and not self._closing:
             self._made = self._scheduler.next_batch()
         return self._attempt is not None and self._made is not None
 
     def _send_batches(self) -> None:
-        """Send all batches that may be under way."""
+        """Send all batches that may be under way, one that was made before the service is closed, too."""
         while True:
             with self._changed:
-                if self._closing or not self._has_batch():
+                if not self._has_batch():
                     return
                 attempt, batch, self._made = self._attempt, self._made, None
             if attempt is not None and batch is not None:

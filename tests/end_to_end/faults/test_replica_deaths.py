@@ -16,7 +16,7 @@ from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 from tests.support.loopback import Finished, Loopback, text_folder, text_job
 from tests.support.quiet import until
-from tests.support.worker_deaths import at, equal, recoveries_of, vanish
+from tests.support.worker_deaths import at, equal, recoveries_of, vanish, vanish_when_told
 
 STEPS = 12
 
@@ -138,12 +138,6 @@ def pipeline(**changes: object) -> JobSpec:
 def alone(place: Path) -> Finished:
     with Loopback(place, 3, folder="alone") as cluster:
         return cluster.run(pipeline(copies=0))
-
-
-def vanish_when_told(cluster: Loopback, name: str, steps: int) -> None:
-    """Once the broker has heard that ``steps`` are made: what nobody was told of is not counted as made again."""
-    until(lambda: max(live.times.furthest for live in cluster.broker.runs.all()) >= steps)
-    vanish(cluster, name)
 
 
 @pytest.mark.parametrize(("point", "victim"), [("worker.before_backward", "b"), ("worker.after_update", "a")])

@@ -162,9 +162,10 @@ def test_a_parameter_that_only_evaluation_reads_keeps_its_value() -> None:
     still(ran.states)
 
 
-#: Settings without which a strategy asks for more layers or replicas than this model has.
+#: Settings without which a strategy asks for more layers, replicas or steps than this run has.
 SMALL: dict[str, dict[str, int]] = {
     "streaming_diloco": {"fragments": 1},
+    **{name: {"sync_every": 2} for name in ("fedbuff", "fedcompass", "fedfix")},
     **{name: {"sync_every": 1} for name in ("contiguous", "dreamddp", "free_sets", "partial")},
 }
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farflung.errors import PlanError
-from farflung.step.sync.layer_codecs import chosen_codecs, codecs_from, codecs_to
+from farflung.errors import PlanError, WireError
+from farflung.step.sync.layer_codecs import LayerCodecFollower, chosen_codecs, codecs_from, codecs_to
+from farflung.step.sync.stage_replica import StageReplica
 from farflung.sync import LayerCodecs, get_strategy
 from tests.support.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, other, run_threads
 from tests.support.small_nets import world
@@ -124,6 +125,21 @@ def test_tied_weights_of_two_stages_stay_equal() -> None:
         assert common
         assert differing({n: ran.held[first][n] for n in common}, {n: ran.held[second][n] for n in common}) == []
     assert_agreed("lgreco", ran.held["a"], ran.held["c"])
+
+
+@pytest.mark.parametrize(
+    "strange", [lambda found: found[:-1], lambda found: found.astype(np.complex128)], ids=["short", "complex"]
+)
+def test_a_report_of_other_layers_is_refused_and_its_sender_named(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = LayerCodecFollower._measured
+
+    def forged(follower: LayerCodecFollower, replica: StageReplica, place: int) -> Any:
+        found = measured(follower, replica, place)
+        return strange(found) if replica.world.rank else found
+
+    monkeypatch.setattr(LayerCodecFollower, "_measured", forged)
+    with pytest.raises(WireError, match=r"^[ac] sent a report that does not fit the layers of stage 0$"):
+        run_threads(of(SETTINGS, steps=3))
 
 
 def test_an_unknown_option_is_refused_before_a_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from farflung.sync import World, get_strategy
 from farflung.sync.commands import Axpy, Exchange, Mean
 from farflung.sync.local_step_counts import begun, ended, step_of, takes
 from farflung.testing.replicas import Group
+from tests.support.executor_threads import EVERY_STEP, differing, other, run_threads
 from tests.support.small_nets import flat, group, task, world
+from tests.support.strategy_cases import case_of, straight
 
 NAMES = ["fedbuff", "fedfix", "fedcompass"]
 #: The second member is half as fast as the first one, the third a sixth.
@@ -215,3 +218,18 @@ def test_in_fedcompass_arrivals_come_in_groups() -> None:
 def test_settings(name: str, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         get_strategy(name, **settings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_under_other_local_steps_a_run_continues_from_the_common_model(name: str, tmp_path: Path) -> None:
+    """At step 4, the contribution of the first member is under way. By the new plan, one of the second member would be, too."""
+    case = case_of(name, {"sync_every": 4, "overlap": 2}, grid=False, steps=9, checkpoint=EVERY_STEP)
+    whole = run_threads(other(case, make=straight, root=tmp_path / "one", local_steps=(4, 2)))
+    assert whole.store is not None
+    resume = whole.store.checkpoints.path(4)
+    again = run_threads(other(case, make=straight, root=tmp_path / "two", local_steps=(4, 4), resume=resume))
+    assert [text for text in again.notes if "planned" in text] == [
+        f"step 4: other local steps are planned: {name} continues from the common model"
+    ]
+    assert len(again.losses) == 5
+    assert differing(again.held["a"], again.held["c"]) == []

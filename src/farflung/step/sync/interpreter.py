@@ -36,6 +36,7 @@ from farflung.step.sync.stage_replica import StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox
+from farflung.sync import Strategy
 from farflung.sync.commands import Exchange, Probe
 from farflung.telemetry.trace import SpanRing
 
@@ -93,10 +94,10 @@ class Synchronizer:
         """Before ``step``, the first one or that of a resumed run: all replicas hold the states of rank 0.
 
         ``slots``: what ``retained`` returned for a checkpoint. Without those of this replica the strategy counts steps from here:
-        nothing that it would have begun before is under way.
+        nothing that it would have begun before is under way. So does a strategy without a barrier under other local steps.
         """
         self._origin = step
-        anew = False
+        anew = planned = False
         for stage, runner in runners.items():
             replica = self._opened(stage, runner)
             if replica is None:
@@ -108,10 +109,16 @@ class Synchronizer:
             if retained is None:
                 self._commands.run(replica, self.strategy.init(world))
                 anew = anew or step > 0
-            else:
+            elif self._local_steps.continues(retained.times):
                 self._origin = retained.origin
                 self._checkpoint.restore(replica, retained)
+            else:
+                retained.values, planned = {}, True
+                self._checkpoint.restore(replica, retained)
+                _begin_again(replica, self._commands, self.strategy, step - retained.origin)
         traits = self.strategy.traits
+        if planned and self._setup.device == self._setup.leader:
+            self._notify(f"step {step}: other local steps are planned: {traits.name} continues from the common model")
         if anew and self._setup.device == self._setup.leader and (self.drifts or traits.registers):
             members = next(iter(self._replicas.values())).world.members
             what = f"what replicas hold of their own, and registers, were not kept by as many pipelines ({members})"
@@ -268,6 +275,13 @@ def synchronized(
 ) -> Synchronizer | None:
     """What carries out the strategy of ``setup``'s plan (``None``: it has none); ``reports``: see ``Synchronizer``."""
     return None if setup.plan.sync is None else Synchronizer(setup, inbox, outbox, reports)
+
+
+def _begin_again(replica: StageReplica, commands: CommandRunner, strategy: Strategy, steps: int) -> None:
+    """Begin a strategy without a barrier anew, after ``steps`` steps, from its common model: other contributions arrive now."""
+    commands.run(replica, strategy.end(steps, replica.world))  # exchanges nothing
+    replica.registers.clear()
+    commands.run(replica, strategy.init(replica.world))
 
 
 def _parameter_bytes(setup: RunSetup, sync: SyncPlan) -> int:

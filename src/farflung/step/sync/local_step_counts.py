@@ -58,10 +58,15 @@ class LocalStepCounts:
         if self._adapt and len(steps) == len(self.steps) and min(steps) >= 1 and max(steps) == self._traits.sync_every:
             self.steps = steps
 
+    def continues(self, retained: Array | None) -> bool:
+        """Whether what is under way in a checkpoint with the counts ``retained`` arrives under those in force."""
+        given = () if retained is None else tuple(int(value) for value in retained.reshape(-1).tolist())
+        return not self._traits.asynchronous or given == self.steps
+
     @property
     def retained(self) -> Array | None:
         """What a checkpoint must hold."""
-        return np.array(self.steps, np.float32) if self._adapt else None
+        return np.array(self.steps, np.float32) if self._adapt or (self.steps and self._traits.asynchronous) else None
 
     def participants(self, place: int) -> frozenset[int]:
         """The pipelines that take a local step at ``place``, counted from where the strategy began."""

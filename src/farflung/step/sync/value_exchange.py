@@ -92,12 +92,21 @@ class ValueExchange:
         return found
 
     def end_reports(self, replica: StageReplica) -> list[list[Array]]:
-        """Wait for the reports of every exchange that ``begin_report`` began; one list of vectors by rank for each."""
+        """Wait for the reports of every exchange that ``begin_report`` began; one list of vectors by rank for each.
+
+        Raises:
+            WireError: a member reports on other layers than this one.
+        """
+        devices = self._devices(replica)
         tags = [tag for tag in replica.exchanges.values if tag.startswith(REPORTS)]
         found = []
         for tag in tags:
             del replica.exchanges.values[tag]
             arrays = [self._inbox.take(self._key(replica, tag, rank)) for rank in range(replica.world.members)]
+            forms = [[(array.size, array.dtype) for array in row] for row in arrays]
+            for device, form in zip(devices, forms, strict=True):
+                if form != forms[replica.world.rank]:
+                    raise WireError(f"{device} sent a report that does not fit the layers of stage {replica.stage}")
             found.append([np.concatenate([array.reshape(-1) for array in row]) for row in arrays])
         return found
 
