@@ -82,8 +82,8 @@ def test_the_start_up_time_of_commands() -> None:
     found = figures("startup")
     said = rows(section("startup"), 4)
     assert len(said) == len(found["ratios"])
-    for row, median, ratio in zip(said, found["median_seconds"].values(), found["ratios"].values(), strict=True):
-        assert row[1:3] == [f"{1e3 * median:.0f}", f"{ratio:.2f}"]
+    for row, middle, ratio in zip(said, found["median_seconds"].values(), found["ratios"].values(), strict=True):
+        assert row[1:3] == [f"{1e3 * middle:.0f}", f"{ratio:.2f}"]
 
 
 def test_by_how_much_predictions_are_off() -> None:
