@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -81,8 +82,8 @@ def test_the_start_up_time_of_commands() -> None:
     found = figures("startup")
     said = rows(section("startup"), 4)
     assert len(said) == len(found["ratios"])
-    for row, median, ratio in zip(said, found["median_seconds"].values(), found["ratios"].values(), strict=True):
-        assert row[1:3] == [f"{1e3 * median:.0f}", f"{ratio:.2f}"]
+    for row, middle, ratio in zip(said, found["median_seconds"].values(), found["ratios"].values(), strict=True):
+        assert row[1:3] == [f"{1e3 * middle:.0f}", f"{ratio:.2f}"]
 
 
 def test_by_how_much_predictions_are_off() -> None:
@@ -135,6 +136,73 @@ def test_the_table_of_fusionllm() -> None:
         for codec, cell in zip(("dense", "topk 100", "topk 1000", "adatopk 100", "adatopk 1000"), cells, strict=True):
             value = runs[model, f"fusionllm-{testbed.replace(' ', '')}", planner.replace("`", ""), codec]
             assert float(Seconds.parse(cell)) == pytest.approx(value, rel=0.01), (model, testbed, planner, codec)
+
+
+def test_how_many_devices_and_gains_fusionllm_has() -> None:
+    found, text = figures("fusionllm"), " ".join(section("fusionllm").split())
+    used = {name: [run["devices"] for run in found["runs"] if run["planner"] == name] for name in ("op_fence", "auto")}
+    ours, auto = (f"{min(counts)} to {max(counts)}" for counts in used.values())
+    assert f"`op_fence` uses {ours} devices, and `auto` {auto}:" in text
+    papers = (DOCS / "papers.md").read_text(encoding="utf-8")
+    resnets = [one for one in found["runs"] if one["planner"] == "op_fence" and one["model"] != "gpt2-xl"]
+    adapted = [one["devices"] for one in resnets if one["codec"].startswith("adatopk")]
+    assert f"and `op_fence` uses {min(adapted)} to {max(adapted)} of them" in papers
+
+    def gains(key: str, models: str, digits: int) -> str:
+        pairs = [(name, gain) for name, gain in found[key].items() if name.startswith(models)]
+        ends = []
+        for dense in (True, False):
+            some = [gain for name, gain in pairs if ("dense" in name) == dense]
+            low, high = (f"{one:,.0f}" if one >= 10 else f"{one:.{digits}f}" for one in (min(some), max(some)))
+            ends.append(f"{low} to {high} times")
+        return " | ".join(ends)
+
+    for digits, row, key, models in (
+        (2, "`op_fence`, whole step", "gains", ""),
+        (1, "`op_fence`, equation (8)", "forward_gains", ""),
+        (2, "as written, GPT2-XL, whole step", "text_gains", "gpt2-xl"),
+        (2, "as written, ResNets, whole step", "text_gains", "resnet"),
+    ):
+        assert f"| {row} | {gains(key, models, digits)} |" in text
+
+
+def test_the_table_of_replicas() -> None:
+    (case,) = figures("replicas")["cases"]
+    names = {"torch DDP": "torch ddp", "torchft, local SGD": "torchft local_sgd", "torchft, DiLoCo": "torchft diloco"}
+    table = rows(section("replicas"), 5)
+    assert len(table) == len(case["ratios"])
+    for library, theirs, strategy, ours, ratio in table:
+        name = names.get(library, "hivemind")
+        assert theirs == f"{median(case['seconds'][name]):.2f} s"
+        assert ours == f"{median(case['seconds'][strategy]):.2f} s"
+        assert ratio == f"{case['ratios'][name]:.2f}"
+
+
+def test_the_table_of_losses_for_several_periods() -> None:
+    found = figures("sync-loss-periods")
+    table = rows(section("sync-loss"), 4)
+    assert {row[0].replace("`", "") for row in table} == found["step_seconds"].keys()
+    for name, seconds, *losses in table:
+        label = name.replace("`", "")
+        assert seconds == f"{found['step_seconds'][label]:.1f}"
+        assert losses == [f"{found['curves'][task][label][-1]['loss']:.3f}" for task in ("text", "images")]
+
+
+def test_what_a_soak_of_members_found() -> None:
+    soak, text = figures("members-soak")["soak"], " ".join(section("members").split())
+    growth, end = soak["growth"], soak["end"]
+    assert f"{soak['replaced']:,} members went and came" in text
+    assert f"the broker had {growth['descriptors']:.2f} times the descriptors, {growth['memory']:.2f} times the memory" in text
+    assert f"({end['memory'] / 1e6:.0f} MB) and {end['threads']} threads instead of {soak['begin']['threads']}" in text
+
+
+def test_the_roles_of_servers_in_hybrid_ps() -> None:
+    roles = [run for run in figures("hybrid-ps")["roles"] if run["stages"] > 1 and run["with_several_servers"]]
+    ratios = sorted(run["both"] / run["roles"] for run in roles)
+    text = " ".join(section("hybrid-ps").split())
+    assert f"In {len(roles)} plans, a stage has several servers." in text
+    said = f"{ratios[0]:.3f}, {median(ratios):.3f} and {ratios[-1]:.3f} times"
+    assert f"| least, median, most | {said} |" in text
 
 
 def test_the_demo_s_table_of_codecs() -> None:

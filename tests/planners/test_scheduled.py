@@ -15,6 +15,7 @@ from farflung.job.spec import JobSpec, OptimizerSpec, PlanSpec
 from farflung.plan import estimate
 from farflung.planners import get_planner
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+from tests.support.chains import chain
 
 ROWS, WIDTH, STAGES = 64, 64, 4
 FLOPS = 2 * ROWS * WIDTH * WIDTH * 3  # of a stage's forward and backward
@@ -179,6 +180,25 @@ def test_parameters_are_divided_where_the_model_does_not_fit_otherwise(planner):
     assert plan.schedule.endswith("@2")
     assert found.shard.needed
     assert found.shard.factor > 1.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "memory", "shard", "sizes"),
+    [
+        ((2, 1, 1), (12e6, 3e6, 1.5e6), "none", 1),
+        ((2, 2, 4), (8e6, 12e6, 12e6), "none", 8),
+        ((2, 2, 2), (6e6, 5e6, 5e6), "parameters", 8),
+    ],
+)
+def test_a_plan_that_does_not_fit_on_a_site_by_what_its_ranks_exchange_leaves_more_to_other_devices(ranks, memory, shard, sizes):
+    """Gradients in the buffers of ranks take as much as two further copies, which planners do not see."""
+    model = chain((256,) * 7, rows=4)
+    plain = with_ranks(Topology.preset("homogeneous-3"), *ranks)
+    topology = plain.with_devices([replace(one, memory=Bytes(size)) for one, size in zip(plain.devices, memory, strict=True)])
+    job = JobSpec(micro_batch_sizes=(4,) * sizes, plan=PlanSpec(schedule="1f1b", recompute="never", shard=shard))
+    plan = get_planner("op_fence").plan(model, topology, job=job)
+    assert estimate(model, plan, topology, job).feasible
+    assert len(plan.devices) > 1
 
 
 def test_parameters_stay_whole_where_they_fit():

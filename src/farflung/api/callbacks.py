@@ -211,10 +211,10 @@ class Callbacks:
         if self.reports is not None:
             self.reports.take(record)
         self.steps += isinstance(record, StepRecord)
-        if self.error is not None:
-            return
-        try:
-            with self._lock:
+        with self._lock:
+            if self.error is not None:
+                return
+            try:
                 if isinstance(record, StepRecord):
                     self.progress(record)
                     for on_step in self._listeners.on_step:
@@ -222,5 +222,5 @@ class Callbacks:
                 else:
                     for on_evaluation in self._listeners.on_evaluation:
                         on_evaluation(record)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the run ends cleanly first, then ``train`` raises it
-            self.error = error
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the run ends cleanly first, then ``train`` raises it
+                self.error = error

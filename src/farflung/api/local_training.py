@@ -121,8 +121,9 @@ class _Listener:
 
     def __init__(self, folder: LocalFolder, callbacks: Callbacks, graph: Graph) -> None:
         self.folder, self._callbacks, self._graph = folder, callbacks, graph
-        #: The newest training step, and evaluation, that the callbacks have seen.
-        self._seen = {Phase.TRAIN: -1, Phase.EVAL: -1}
+        #: The newest training step, and evaluation, that the callbacks have seen, and whether the run ends after it. All workers
+        #: must get this answer, and a checkpoint may be shown to the callbacks between their questions.
+        self._seen = {Phase.TRAIN: (-1, False), Phase.EVAL: (-1, False)}
         self._interrupted = threading.Event()
 
     @property
@@ -146,7 +147,8 @@ class _Listener:
         """Write ``record``, and show it to the callbacks."""
         self.folder.write_record(record)
         self._callbacks(record)
-        self._seen[Phase.TRAIN if isinstance(record, StepRecord) else Phase.EVAL] = record.step
+        phase = Phase.TRAIN if isinstance(record, StepRecord) else Phase.EVAL
+        self._seen[phase] = record.step, self._callbacks.error is not None
 
     def saved(self, step: int) -> None:
         """Show the checkpoint after ``step`` steps to the callbacks."""
@@ -156,7 +158,8 @@ class _Listener:
         """Whether the run ends (None: the callbacks have not seen the record yet)."""
         if not self._callbacks.given:
             return False
-        return None if self._seen[phase] < step else self._callbacks.error is not None
+        seen, ends = self._seen[phase]
+        return None if seen < step else ends
 
 
 class _Sources:

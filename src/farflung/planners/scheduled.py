@@ -7,9 +7,10 @@ is shorter by a fiftieth and fits. Cost: four estimates.
 
 A plan with sites goes through its micro-batches in groups, one micro-batch for each rank. A site counts as one device with the
 speed of its ranks together. Each rank has the parameters of the site's stages (``engines.site.runner``), so planners see the
-memory of one rank. If nothing fits, or the job says so, ranks divide the parameters. Then planners see a share of the memory of
-all ranks: all of it first, and less until the plan leaves enough for the blocks that ranks collect. Afterwards stages get whole
-parameters back, those with most bytes first, as long as the site has the memory. Cost: up to six more plans.
+memory of one rank. If nothing fits, or the job says so, ranks divide the parameters. Then planners see the memory of all ranks.
+Planners do not count what ranks exchange, nor groups in flight. A device on which a plan does not fit is shown smaller, and the
+planner plans again. At last, stages get whole parameters back, those with most bytes first, as long as the site has the memory.
+Cost: up to eight plans with whole parameters, and eight with divided ones.
 
 ``Offloading`` puts optimizer states on disks where a model does not fit into memory otherwise. A first plan has all states in
 memory. If there is none, the planner plans for the devices that offer disk space, with the optimizer states of all stages there.
@@ -35,8 +36,8 @@ from farflung.units import Bytes
 __all__ = ["Offloading", "Scheduling", "Siting"]
 
 _WORTH = 0.98
-#: Shares of a site's memory that are tried.
-_TRIED = 6
+#: Plans that are tried, each for less memory of the devices on which the one before does not fit.
+_TRIED = 8
 
 
 class Scheduling:
@@ -96,45 +97,60 @@ class Siting:
             return self._planner.plan(graph, topology, job=_with(job, shard="none"))
         if wish != "parameters":
             try:
-                plan = self._planned(graph, topology, _with(job, shard="none"), 1.0 / most)
-                check_memory(estimate(graph, plan, topology, job), job)
-                return plan
+                return self._fitting(graph, topology, _with(job, shard="none"), 1.0 / most)
             except PlanError as error:
                 if wish == "none":
                     raise PlanError(f'{error}; or let ranks divide the parameters (plan.shard = "auto")') from None
                 whole = error
         try:
-            plan = self._divided(graph, topology, _with(job, shard="parameters"), most)
+            plan = self._fitting(graph, topology, _with(job, shard="parameters"), 1.0)
         except PlanError as error:
             same = wish == "auto" and str(error) == str(whole)  # memory is not what is missing
             raise (whole if same else PlanError(f"with parameters divided among ranks: {error}")) from None
         return plan if wish == "parameters" else _relieved(plan, graph, topology, job, "shard")
 
-    def _divided(self, graph: Graph, topology: Topology, job: JobSpec, most: int) -> Plan:
-        """A plan that fits, in which the stages of sites divide their parameters."""
+    def _fitting(self, graph: Graph, topology: Topology, job: JobSpec, share: float) -> Plan:
+        """A plan that fits. The planner sees a ``share`` of each site's memory, at least that of one rank.
+
+        A device whose stages take more than it has is shown smaller by as much, and the planner plans again. If it finds no
+        plan then, the device is shown by half of that smaller.
+
+        Raises:
+            PlanError: there is no such plan; the text is about the first one.
+        """
+        large = memory = {one.name: float(one.memory) * max(share, 1.0 / one.ranks) for one in topology.devices}
         first: PlanError | None = None
-        for number in range(_TRIED):
+        for _ in range(_TRIED):
+            shown = topology.with_devices([replace(one, memory=Bytes(memory[one.name]), ranks=1) for one in topology.devices])
             try:
-                plan = self._planned(graph, topology, job, most ** (-number / _TRIED))
-                check_memory(estimate(graph, plan, topology, job), job)
+                plan = self._planner.plan(graph, shown, job=job)
+            except PlanError:
+                if first is None:
+                    raise
+                memory = {name: math.sqrt(size * large[name]) for name, size in memory.items()}
+                continue
+            found = _in_groups(plan, topology)
+            needs = estimate(graph, found, topology, job)
+            try:
+                check_memory(needs, job)
             except PlanError as error:
                 first = first or error
             else:
-                return plan
+                return found
+            seen = {one.device: one.memory_bytes for one in estimate(graph, plan, shown, job).devices}
+            smaller = {one.device: seen[one.device] * one.memory_limit / one.memory_bytes for one in needs.devices if one.lack}
+            large, memory = memory, memory | smaller
         assert first is not None
         raise first
 
-    def _planned(self, graph: Graph, topology: Topology, job: JobSpec, share: float) -> Plan:
-        """A plan for sites as devices with a ``share`` of their memory, at least that of one rank."""
-        ranks = {device.name: device.ranks for device in topology.devices}
-        devices = [replace(one, memory=Bytes(one.memory * max(share, 1.0 / one.ranks)), ranks=1) for one in topology.devices]
-        plan = self._planner.plan(graph, topology.with_devices(devices), job=job)
-        base, given = read_group(plan.schedule)  # a job may name a group, and so does one that keeps a running plan's schedule
-        count = math.lcm(given, *(ranks[device] for device in plan.devices))
-        stages = tuple(
-            one if any(ranks[device] > 1 for device in one.devices) else replace(one, shard="none") for one in plan.stages
-        )
-        return replace(plan, stages=stages, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
+
+def _in_groups(plan: Plan, topology: Topology) -> Plan:
+    """``plan`` with micro-batches in groups, one for each rank, and parameters divided on sites only."""
+    ranks = {device.name: device.ranks for device in topology.devices}
+    base, given = read_group(plan.schedule)  # a job may name a group, and so does one that keeps a running plan's schedule
+    count = math.lcm(given, *(ranks[device] for device in plan.devices))
+    stages = tuple(one if any(ranks[device] > 1 for device in one.devices) else replace(one, shard="none") for one in plan.stages)
+    return replace(plan, stages=stages, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
 
 
 class Offloading:

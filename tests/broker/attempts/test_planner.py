@@ -5,6 +5,7 @@ After a loss, training waits for the plan: nobody is measured whose speed is kno
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from farflung.protocol.members import Member
 from farflung.telemetry import StepRecord
 from farflung.thread_group import ThreadGroup
 from tests.support.loopback import Loopback, text_job
+from tests.support.quiet import until
 from tests.support.worker_deaths import vanish
 
 
@@ -51,6 +53,29 @@ def test_a_machine_without_threads_ends_the_run_and_not_the_session(home: Path, 
         found = cluster.run(text_job(steps=2))
         assert found.result.cause == "planning failed inside: RuntimeError: can't start new thread"
         assert cluster.members() == ["a"]
+
+
+def test_a_run_waits_while_no_descriptor_is_free_to_read_its_documents(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Path] = []
+    real = Path.read_bytes
+
+    def read_bytes(self: Path) -> bytes:
+        if self.name == "bundle.frame":
+            tries.append(self)
+            if len(tries) <= 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+        return real(self)
+
+    monkeypatch.setattr(planner, "_FULL_AGAIN", 0.01)
+    with Loopback(home, 0) as cluster:
+        bundle, _ = cluster.submit(text_job(steps=2))
+        live = cluster.broker.runs.live(bundle.run)
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        cluster.add("a")
+        until(lambda: live.result is not None)
+    assert live.result is not None
+    assert (live.result.status, live.result.cause) == ("finished", "")
+    assert len(tries) == 3
 
 
 def test_a_planner_that_fails_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

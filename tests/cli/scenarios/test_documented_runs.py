@@ -119,8 +119,6 @@ ELSEWHERE = {
     "farflung join farflung1-... --name attic-pc --data /data --service": "cli/cluster/test_owner.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick --json": "cli/trial/test_demo.py",
     "python -m benchmarks dtfm --set batches=1024": "benchmarks/scenarios/test_benchmarks.py",
-    "python -m benchmarks dtfm --set cases=dtfm-case5 --set layers=40 --set batches=1024,4096 --set draws=1 "
-    "--set evaluations=100": "benchmarks/scenarios/test_benchmarks.py",
     "python -m benchmarks dtfm --set cases=fluidstack --set layers=40 --set batches=1024,4096 --set draws=1 "
     "--set larger=6.7b,13b --set evaluations=100": "benchmarks/scenarios/test_benchmarks.py",
     "farflung checkpoint export RUN out --pretrained": "end_to_end/training/test_transformers_jobs.py",

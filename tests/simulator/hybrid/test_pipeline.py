@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +33,16 @@ def test_a_pipeline_takes_its_slices_and_one_slice_for_each_other_stage() -> Non
 def test_a_hop_between_stages_delays_the_first_slice_there_and_the_last_gradient_back() -> None:
     hops = [Hop(source="s0", target="s1", forward=Wire(latency=0.5), back=Wire(latency=0.25))]
     assert HelpedPipeline(servers(2), hops=hops).run([()]) == [12 * 3.0 + 3.0 + 0.75]
+
+
+def test_servers_of_one_device_compute_one_task_at_a_time() -> None:
+    first, middle, last = servers(3, update=1.0)
+    shared = [replace(first, device="d"), middle, replace(last, device="d")]
+    hops = [Hop(source="d", target="s1", forward=Wire(latency=0.5), back=Wire(latency=0.25))]
+    # d computes all the time, except near the end: the last gradient is away for 2.75 s, and one backward of 2 s is left
+    assert HelpedPipeline(shared, hops=hops).run([(), ()]) == [2 * 12 * 3.0 + 0.75 + 2 * 1.0] * 2
+    one = [replace(first, slices=(0,), device="d"), replace(middle, slices=(0,)), replace(last, slices=(0,), device="d")]
+    assert HelpedPipeline(one, hops=hops).run([()]) == [3 * 3.0 + 2 * 0.75 + 2 * 1.0]
 
 
 def test_a_helper_as_fast_as_its_server_halves_the_step() -> None:
@@ -110,6 +122,8 @@ def test_every_step_ends_whatever_is_lost(
 
 def test_stages_with_different_slices_and_unknown_servers_are_refused() -> None:
     short = HelpedServer(name="s1", stage=1, slices=(0,), forward=1.0, backward=1.0)
+    with pytest.raises(PlanError, match="two servers of a helped pipeline have one name: give each a name"):
+        HelpedPipeline([*servers(2), *servers(1)])
     with pytest.raises(PlanError, match="the stages of a helped pipeline have different slices: give every stage all slices"):
         HelpedPipeline([*servers(1), short])
     with pytest.raises(PlanError, match="the helper h helps no server of the pipeline: name one of s0"):

@@ -80,13 +80,10 @@ class AttemptPlanner:
         self.threads.join(_END_SECONDS)
 
     def _plan(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
-        bundle = self._bundle(live)
-        if bundle is None:
-            return  # the run was stopped meanwhile
         fault_point("broker.before_plan", run=live.run)
-        made = self._make_patiently(live, bundle, members, attempt)
+        made = self._make_patiently(live, members, attempt)
         if made is None:
-            return
+            return  # the run was stopped meanwhile, or a newer attempt has begun
         planned = made.planned
         assert planned is not None
         with self.runs.changed:
@@ -102,7 +99,7 @@ class AttemptPlanner:
         """Return the bundle of ``live``, from its file if it was dropped (None: the run is over).
 
         Raises:
-            DataError: the file is missing or damaged.
+            DataError, DiskFull: as ``read_bundle``.
         """
         found = live.submission.bundle or (read_bundle(live.store.root) if live.result is None else None)
         with self.runs.changed:
@@ -115,12 +112,13 @@ class AttemptPlanner:
         cause = str(error) if ours else f"planning failed inside: {type(error).__name__}: {error}"
         self.handle(PlanMade(run=live.run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
 
-    def _make_patiently(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
+    def _make_patiently(self, live: LiveRun, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return as ``_make``; while the broker's disk is full, or no descriptor is free, try again."""
         told = False
         while True:
             try:
-                return self._make(live, bundle, members, attempt)
+                bundle = self._bundle(live)
+                return None if bundle is None else self._make(live, bundle, members, attempt)
             except DiskFull as error:
                 if not told:
                     self.notices.everybody(live.run, f"warning: {error}; the run waits for that")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from farflung.checkpoint.store import write_file
-from farflung.errors import DataError
+from farflung.errors import DataError, DiskFull
 from farflung.messages.submission import Bundle
+from farflung.telemetry.shortage import remedy_of
 
 __all__ = ["read_bundle", "store_bundle", "stored_bytes"]
 
@@ -29,9 +30,12 @@ def read_bundle(root: Path) -> Bundle:
 
     Raises:
         DataError: the file is missing or damaged.
+        DiskFull: no descriptor is free.
     """
     try:
         data = (root / _BUNDLE).read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {root / _BUNDLE}: {error.strerror}") from None
+        remedy = remedy_of(error)
+        kind = DiskFull if remedy else DataError
+        raise kind(f"cannot read {root / _BUNDLE}: {error.strerror}{remedy and f'; {remedy}'}") from None
     return Bundle.from_bytes(data)

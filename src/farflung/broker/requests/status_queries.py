@@ -167,7 +167,7 @@ class StatusQueries:
                 _MemberCopy(
                     member=replace(member),
                     trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
-                    facts=self._facts(member, waiting, training[-1:], restored) if member.run is None else [],
+                    facts=self._facts(member, waiting, training, restored) if member.run is None else [],
                     standing=machine.standing(member.name),
                     last=machine.planned_last(member.name),
                 )
@@ -183,13 +183,13 @@ class StatusQueries:
             )
 
     def _facts(self, member: Member, waiting: Sequence[Run], training: Sequence[Run], restored: Sequence[Run]) -> list[RunFacts]:
-        """Return the first of the ``waiting`` runs that may take the idle ``member``, and the newest that trains."""
+        """Return the first of the ``waiting`` runs that may take the idle ``member``, and the newest of those that train."""
         machine = self.runs.machine
         may_wait = waiting if member.ready else ()  # no run may take the others, however many wait
         first = next((run for run in may_wait if machine.may_take(run.run, member, restored)), None)
+        newest = next((run for run in reversed(training) if run.allowed_by(member)), None)
         found = []
-        allowed = [run for run in training if run.allowed_by(member)]
-        for run in [*([] if first is None else [first]), *allowed]:
+        for run in (one for one in (first, newest) if one is not None):
             live = self.runs.find(run.run)
             if live is not None:
                 facts = RunFacts(

@@ -100,7 +100,7 @@ def helped_pipeline(
     helping = [
         Helper(
             name=name,
-            server=server.name,
+            server=_name(server.stage, server.name),
             speed=float(topology.device(name).achieved) / float(topology.device(server.name).achieved),
             down=wire_between(topology, server.name, name),
             up=wire_between(topology, name, server.name),
@@ -108,7 +108,10 @@ def helped_pipeline(
         for name, server in places.items()
     ]
     hops = [
-        hop_between(topology, a.name, b.name) for a in servers for b in servers if b.stage == a.stage + 1 and a.name != b.name
+        hop_between(topology, a.device, b.device)
+        for a in servers
+        for b in servers
+        if b.stage == a.stage + 1 and a.device != b.device
     ]
     patience = PoolSettings.of(plan, job, 0).patience
     return HelpedPipeline(servers, helping, hops, patience), {name: server.name for name, server in places.items()}
@@ -120,7 +123,8 @@ def _servers(plan: Plan, found: Estimate, job: JobSpec) -> list[HelpedServer]:
         pool = PoolSettings.of(plan, job, unit.index)
         servers.append(
             HelpedServer(
-                name=unit.device,
+                name=_name(unit.index, unit.device),
+                device=unit.device,
                 stage=unit.index,
                 slices=tuple(range(*unit.micro_batches)),
                 forward=unit.forward_seconds,
@@ -136,6 +140,11 @@ def _servers(plan: Plan, found: Estimate, job: JobSpec) -> list[HelpedServer]:
     return servers
 
 
+def _name(stage: int, device: str) -> str:
+    """Return the name of the server of ``stage`` on ``device``: a device may have several stages."""
+    return f"{stage} on {device}"
+
+
 def wire_between(topology: Topology, source: str, target: str) -> Wire:
     """Return the link of ``topology`` from ``source`` to ``target`` as a wire."""
     link = topology.link(source, target)
@@ -143,6 +152,6 @@ def wire_between(topology: Topology, source: str, target: str) -> Wire:
 
 
 def hop_between(topology: Topology, source: str, target: str) -> Hop:
-    """Return both wires between servers of neighboring stages."""
+    """Return both wires between two devices with neighboring stages."""
     forward, back = wire_between(topology, source, target), wire_between(topology, target, source)
     return Hop(source=source, target=target, forward=forward, back=back)

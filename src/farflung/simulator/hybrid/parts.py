@@ -19,6 +19,7 @@ class Wire:
 class HelpedServer:
     """A server of ``stage`` with the slices that are its own.
 
+    ``device``: which computes it (empty: one of its own, called ``name``). Servers of one device compute one task at a time.
     ``forward``, ``backward``: its seconds for a slice. ``input``, ``output``: bytes of a slice's values before and after the
     stage. ``states``: bytes of the stage's trained parameters. ``room``, ``helper_room``: as of its task pool. ``update``:
     seconds at the end of a step.
@@ -35,6 +36,7 @@ class HelpedServer:
     room: int = 1
     helper_room: int = 2
     update: float = 0.0
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class Helper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """The wires between servers of neighboring stages, forward and back."""
+    """The wires between the devices of two servers of neighboring stages, forward and back."""
 
     source: str
     target: str

@@ -1,8 +1,9 @@
 """A pipeline of stage servers and their helpers in virtual time: the decisions are those of the runtime's task pools.
 
 Source: Hybrid-PS, sections 3.2 and 3.4, as ``protocol.pool`` has them. A server computes one task at a time and gives others to
-its helpers. Each helper has one wire in each direction, on which states and values go in order. Differences from the runtime: a
-helper serves one server, servers of one stage do not help each other, and sums of replicas take no time.
+its helpers. A device with several stages has a server for each, and asks the pool of the last stage first, as the runtime does.
+Each helper has one wire in each direction, on which states and values go in order. Differences from the runtime: a helper serves
+one server, servers of one stage do not help each other, and sums of replicas take no time.
 Cost: that of the task pools, O(devices x slices) for each event.
 """
 
@@ -68,8 +69,8 @@ class _ServerState:
 
     def __init__(self, server: HelpedServer, patience: Patience) -> None:
         self.server = server
+        self.device = server.device or server.name
         self.pool = TaskPool(server.name, room=server.room, helper_room=server.helper_room, patience=patience)
-        self.busy = False
         #: When the pool is asked again (infinite: no time is set).
         self.wake = float("inf")
 
@@ -84,12 +85,19 @@ class HelpedPipeline:
         hops: Sequence[Hop] = (),
         patience: Patience | None = None,
     ) -> None:
-        """``hops``: of pairs of servers; a pair without one is connected by a wire that takes no time.
+        """``hops``: of pairs of devices; a pair without one is connected by a wire that takes no time.
 
         Raises:
-            PlanError: a helper names no server, or the stages do not have the same slices.
+            PlanError: two servers have one name, a helper names no server, or the stages do not have the same slices.
         """
         self._servers = {server.name: _ServerState(server, patience or Patience()) for server in servers}
+        if len(self._servers) < len(servers):
+            raise PlanError("two servers of a helped pipeline have one name: give each a name, and a device if they share it")
+        #: The servers of each device, the last stage first, and the devices that compute.
+        self._of: dict[str, list[_ServerState]] = {}
+        for one in sorted(self._servers.values(), key=lambda one: -one.server.stage):
+            self._of.setdefault(one.device, []).append(one)
+        self._busy: set[str] = set()
         self._helpers = {helper.name: _HelperState(helper) for helper in helpers}
         self._lines = {
             pair: _Line(wire)
@@ -138,7 +146,7 @@ class HelpedPipeline:
             when, _, act = heappop(self._events)
             self.now = max(self.now, when)
             act()
-        self.now += max(server.server.update for server in self._servers.values())
+        self.now += max(sum(one.server.update for one in servers) for servers in self._of.values())
         return self.now - begin
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
@@ -150,12 +158,14 @@ class HelpedPipeline:
     def _handle(self, server: _ServerState, event: PoolEvent) -> None:
         for command in server.pool.handle(event):
             self._carry_out(server, command)
-        while not server.busy and not server.pool.done:
-            found = server.pool.handle(ServerFree(now=self.now))
-            for command in found:
-                self._carry_out(server, command)
-            if not any(isinstance(command, Do) for command in found):
-                break
+        for one in self._of[server.device]:
+            if server.device not in self._busy and not one.pool.done:
+                for command in one.pool.handle(ServerFree(now=self.now)):
+                    self._carry_out(one, command)
+            self._set_alarm(one)
+
+    def _set_alarm(self, server: _ServerState) -> None:
+        """Wake the pool at its deadline, unless it is woken before."""
         deadline = server.pool.deadline()
         if deadline is not None and not server.wake <= deadline:
             server.wake = deadline
@@ -179,10 +189,10 @@ class HelpedPipeline:
 
     def _do(self, server: _ServerState, command: Do) -> None:
         own, seconds = server.server, _seconds(server.server, command.task, recompute=command.recompute)
-        server.busy = True
+        self._busy.add(server.device)
 
         def done() -> None:
-            server.busy = False
+            self._busy.remove(server.device)
             self._handle(server, Answered(device=own.name, task=command.task, seconds=seconds, now=self.now))
 
         self._at(self.now + seconds, done)
@@ -232,7 +242,7 @@ class HelpedPipeline:
         if not forward and place == 0:
             return
         target = self._servers[self._owners[place + (1 if forward else -1)][task.index]]
-        line = self._lines.get((own.name, target.server.name))
+        line = self._lines.get((server.device, target.device))
         when = self.now if line is None else line.send(self.now, own.output if forward else own.input)
         self._at(when, lambda: self._arrive(target, task, forward=forward))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,9 @@ class RunChart:
         ``evaluations``: runs whose evaluations are lines of their own, not against ``traffic``.
         """
         self._lines, self._x, self._evaluations = lines, x, evaluations
+        axis = replace(_AXES[x], logarithmic=x == "traffic" and len(lines) > 1)
+        #: A logarithmic axis has no place for points below this x: one of them would leave the chart empty.
+        self._least = sys.float_info.min if axis.logarithmic else 0.0
         several = len(evaluations) > 1
         names = [
             Line(name=(f"evaluation {run.name}" if lines else run.name) if several else "evaluation", symbols=True)
@@ -82,7 +86,6 @@ class RunChart:
         self._shown = [(run.series.rewritten, len(run.series)) for run, _, _ in lines]
         self._evaluated = [_evaluations(run) for run in evaluations]
         data = [*(self._first(i, count) for i, (_, count) in enumerate(self._shown)), *self._points()]
-        axis = replace(_AXES[x], logarithmic=x == "traffic" and len(lines) > 1)
         looks = [*(line for _, line, _ in lines), *names]
         self._chart = LineChart(label, looks, data, x=axis, unit=unit, zero=zero)
 
@@ -110,7 +113,7 @@ class RunChart:
         run, line, value = self._lines[number]
         columns = run.series.columns
         points = [(_short(columns[self._x][row]), _finite(value.at(columns, row))) for row in rows]
-        return [point for point in points if point[1] is not None] if line.symbols else points
+        return [one for one in points if one[0] >= self._least and (one[1] is not None or not line.symbols)]
 
     def _points(self) -> list[Points]:
         return [evaluation_points(run, self._x) for run in self._evaluations]
