@@ -44,7 +44,7 @@ class ValueTransfer:
         self._outbox = outbox
         self._codecs: dict[CodecChoice, Codec | None] = {}
         self._edges = _edge_bytes(setup)
-        self._largest = max(setup.most_value_bytes, *self._edges.values())
+        self._largest = max([setup.most_value_bytes, *self._edges.values()])
         #: What both ends of a link cached of samples that come again.
         self.samples = SampleCache(setup, inbox.poke)
         #: Time and error of codecs.
