@@ -181,6 +181,18 @@ class RunSetup:
         """Return the primary of ``stage``: the device of its first replica."""
         return self.plan.stages[stage].device
 
+    @cached_property
+    def most_value_bytes(self) -> int:
+        """Bytes of memory that one value, or its gradient, can span at its receiver.
+
+        A view brings the gaps of its storage, which is a value or a state of a graph. No graph names the complex array whose
+        real part is a gradient (of ``fft_rfft``): hence twice as many.
+        """
+        graphs = [*self.graphs.values(), *(graph for graph in (self.eval_graph, self.generate_graph) if graph is not None)]
+        values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
+        states = (state.spec.nbytes for graph in graphs for state in graph.states)
+        return 2 * max(1, *values, *states)
+
     @property
     def most_keys(self) -> int:
         """More than the keys that can ever wait in a worker's inbox: a bound for a faulty peer.

@@ -63,6 +63,11 @@ class ArrayMeta:
         return prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the elements of the array."""
+        return self.numel * DTYPES[self.dtype].itemsize
+
+    @property
     def full_strides(self) -> tuple[int, ...]:
         """Strides in elements, those of C order included."""
         return self.strides if self.strides is not None else c_strides(self.shape)

@@ -82,6 +82,30 @@ def test_casts_keep_or_change_the_layout_as_in_pytorch(dtype: torch.dtype, memor
     assert_same(farflung.train(module, batches, steps=2, micro_batches=2, optimizer=SPEC, workers=2, seed=3), truth)
 
 
+class Spectra(torch.nn.Module):
+    """The gradient of what ``rfft`` reads is the real part of a complex array: twice its memory, which no value has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.fft.rfft(layer(x)).abs().square().mean(-1, keepdim=True) - x.tanh()
+        return torch.as_tensor(x.square().mean())
+
+
+def test_gradients_with_gaps_cross_stages() -> None:
+    def batches(step: int, micro_batch: int) -> tuple[Tensor]:
+        return (torch.randn(9, 5, 4, generator=torch.Generator().manual_seed(2 * step + micro_batch)),)
+
+    truth = plain_loop(Spectra(), batches, steps=2, micro_batches=2, settings=PlainSettings(optimizer=SPEC, seed=3))
+    for workers in (3, 7):
+        result = farflung.train(Spectra(), batches, steps=2, micro_batches=2, optimizer=SPEC, workers=workers, seed=3)
+        assert_same(result, truth)
+
+
 def test_on_the_workers_of_a_ticket(ticket: str, truth: PlainResult) -> None:
     seen: list[int] = []
 

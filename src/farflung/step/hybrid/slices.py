@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
@@ -25,7 +25,6 @@ from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.hybrid.slice_codecs import SliceCodecs
 from farflung.step.run_setup import RunSetup
-from farflung.wire.arrays import DTYPES
 
 __all__ = ["AHEAD", "HELD", "NOW", "Order", "StageSlices", "compute"]
 
@@ -77,12 +76,6 @@ class StageSlices:
     def names(self, *, every: bool) -> tuple[str, ...]:
         """States that a helper needs: ``every`` one that it can't make itself, or those that an update changes."""
         return tuple(self._specs) if every else self._trained
-
-    @cached_property
-    def _largest(self) -> int:
-        graphs = self._setup.graphs.values()
-        values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
-        return max(1, *values)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -200,15 +193,15 @@ class StageSlices:
         return Task(step=message.step, kind=TaskKind(message.kind), index=message.index)
 
     def _bounded(self, packed: Sequence[PackedArray | None], limits: Sequence[int]) -> list[Array]:
-        """Arrays of which each may have so many bytes (its view into a larger one as many as the graph's largest)."""
+        """Arrays of which each may have so many bytes (with gaps as many as ``most_value_bytes``)."""
         found = []
         for one, limit in zip(packed, limits, strict=True):
             if one is None:
                 raise WireError(f"an array of a slice of stage {self.stage} is missing")
             meta = one.array.meta
-            if meta.numel * DTYPES[meta.dtype].itemsize > limit:
+            if meta.nbytes > limit:
                 raise WireError(f"oversized: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan")
-            found.append(decode_array(one, max(self._largest, limit), self._setup.budget))
+            found.append(decode_array(one, max(self._setup.most_value_bytes, limit), self._setup.budget))
         return found
 
 

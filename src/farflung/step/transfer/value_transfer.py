@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 from farflung.codecs import CODECS, get_codec, keyed
 from farflung.codecs.base import Codec
@@ -30,7 +29,6 @@ from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.step.transfer.sample_cache import SampleCache, packed_value
 from farflung.step.transfer.spoilt_values import SpoiltValues
 from farflung.transports.base import Urgency
-from farflung.wire.arrays import DTYPES
 
 __all__ = ["StepRoutes", "ValueTransfer"]
 
@@ -46,7 +44,7 @@ class ValueTransfer:
         self._outbox = outbox
         self._codecs: dict[CodecChoice, Codec | None] = {}
         self._edges = _edge_bytes(setup)
-        self._largest = max(_largest(setup), *self._edges.values(), 0)
+        self._largest = max([setup.most_value_bytes, *self._edges.values()])
         #: What both ends of a link cached of samples that come again.
         self.samples = SampleCache(setup, inbox.poke)
         #: Time and error of codecs.
@@ -180,7 +178,7 @@ class ValueTransfer:
         limit, array = self._edges.get((key.value, key.source, key.target, key.gradient)), value.array
         if limit is None:
             raise WireError(f"the plan sends nothing under the key {key!r:.160}")
-        if prod(array.shape) * DTYPES[array.dtype].itemsize > limit:
+        if array.meta.nbytes > limit:
             raise WireError(
                 f"oversized value {key.value!r:.80}: {array.dtype} {list(array.shape)} has more than the {limit} "
                 "bytes of the plan"
@@ -226,11 +224,3 @@ def _edge_bytes(setup: RunSetup) -> dict[tuple[str | int, ...], int]:
             if edge.gradient:
                 found[*place, True] = edge.spec.nbytes * gradient_parts(piece, edge.value)
     return found
-
-
-def _largest(setup: RunSetup) -> int:
-    """Bytes of the largest tensor of the run's graphs: what a value (or a view with gaps into its storage) can need."""
-    graphs = [*setup.graphs.values(), *(graph for graph in (setup.eval_graph, setup.generate_graph) if graph is not None)]
-    values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
-    states = (state.spec.nbytes for graph in graphs for state in graph.states)
-    return max(0, *values, *states)

@@ -59,8 +59,8 @@ def pack_inputs(run: str, unit: Unit, piece: SubGraph, inputs: UnitInputArrays |
     return pack_arrays(head, [array for _, array in pairs], None)
 
 
-def unpack_inputs(message: UnitInputs, piece: SubGraph, budget: MemoryBudget) -> UnitInputArrays | None:
-    """Return what ``pack_inputs`` was given.
+def unpack_inputs(message: UnitInputs, piece: SubGraph, largest: int, budget: MemoryBudget) -> UnitInputArrays | None:
+    """Return what ``pack_inputs`` was given. ``largest``: bytes that one array can span (``RunSetup.most_value_bytes``).
 
     Raises:
         WireError: the message has other arrays than the unit takes.
@@ -74,7 +74,10 @@ def unpack_inputs(message: UnitInputs, piece: SubGraph, budget: MemoryBudget) ->
     for edge, one in zip((*taken, *returned), packed, strict=True):
         if one is None:
             raise WireError(f"value {edge.value} of a unit is missing")
-        arrays.append(decode_array(one, edge.spec.nbytes * (_MOST_PARTS if edge in returned else 1), budget))
+        limit = edge.spec.nbytes * (_MOST_PARTS if edge in returned else 1)
+        if one.array.meta.nbytes > limit:
+            raise WireError(f"oversized value {edge.value} of a unit: {one.array.meta.nbytes} bytes, the limit is {limit}")
+        arrays.append(decode_array(one, max(largest, limit), budget))
     values = {edge.value: array for edge, array in zip(taken, arrays, strict=False)}
     gradients: dict[ValueRef, list[Array]] = {}
     for edge, array in zip(returned, arrays[len(taken) :], strict=True):

@@ -146,7 +146,8 @@ class Verification:
         with self._lock:
             if self._open.get(unit) != peer:
                 return  # too late
-        inputs = unpack_inputs(message, piece, self._context.setup.budget)
+        setup = self._context.setup
+        inputs = unpack_inputs(message, piece, setup.most_value_bytes, setup.budget)
         with self._lock:
             self._arrived[unit] = inputs
 
