@@ -208,6 +208,19 @@ def test_a_member_that_lacks_the_data_of_a_job_is_replaced_and_keeps_its_standin
     assert [made.standing(name) for name in "abc"] == ["", "", ""]
 
 
+def test_a_member_whose_data_others_outvote_is_replaced_and_whoever_was_replaced_for_it_returns() -> None:
+    made = machine("a", "b", "c", workers=2)
+    plan(made, "a", "b")
+    differ = RunFailed(run="r", name="b", cause="a and b hold different data", kind="DataError", attempt=1)
+    assert of(made.handle(differ), RecoverRun) == [RecoverRun(run="r", cause=f"worker b is replaced: {differ.cause}")]
+    assert drop(made, "a", "b") == [MakePlan(run="r", members=("a", "c"), attempt=2)]
+    plan(made, "a", "c")
+    outvoted = replace(differ, name="a", attempt=2, outvoted_by=frozenset("bc"))
+    assert of(made.handle(outvoted), RecoverRun) == [RecoverRun(run="r", cause=f"worker a is replaced: {differ.cause}")]
+    assert drop(made, "a", "c") == [MakePlan(run="r", members=("b", "c"), attempt=3)]
+    assert [made.standing(name) for name in "abc"] == ["", "", ""]
+
+
 def test_a_member_that_lacks_the_data_of_a_job_keeps_what_others_know_against_it() -> None:
     made = machine("a", "b", "c")
     train(made, "a", "b", "c")

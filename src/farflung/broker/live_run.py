@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from secrets import token_hex
 
@@ -100,8 +101,8 @@ class WorkerFacts:
     fetched: dict[str, int] = field(default_factory=dict)
     #: worker -> states that it retains since the last loss
     retained: dict[str, list[RetainedState]] = field(default_factory=dict)
-    #: step -> state -> hash of the newest copies, as the workers that computed them report; the last reports come last.
-    copied: dict[int, dict[str, str]] = field(default_factory=dict)
+    #: worker -> step -> state -> hash of its newest copies, as it reports them. The last reports come last.
+    copied: dict[str, dict[int, Mapping[str, str]]] = field(default_factory=dict)
     #: Workers that others blame for what they sent: their copies are not used.
     blamed: set[str] = field(default_factory=set)
     #: worker -> reports of steps that a dead worker may not have reported
@@ -110,6 +111,13 @@ class WorkerFacts:
     distrusted: int | None = None
     #: The secret from which the draws of verified units come. A restarted broker has another one.
     secret: str = field(default_factory=lambda: token_hex(16))
+
+    def copy_hashes(self) -> dict[int, dict[str, str]]:
+        """Return the hashes of copies: step -> state -> hash."""
+        found: dict[int, dict[str, str]] = {}
+        for step, hashes in chain.from_iterable(steps.items() for steps in self.copied.values()):
+            found.setdefault(step, {}).update(hashes)
+        return found
 
 
 class RunRecords:

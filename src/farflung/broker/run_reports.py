@@ -20,8 +20,8 @@ from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.clock import monotonic
-from farflung.data import compare_fingerprints
-from farflung.errors import FarflungError, WireError
+from farflung.data import compare_fingerprints, outvoted
+from farflung.errors import DataError, FarflungError, WireError
 from farflung.graph.cut import cut
 from farflung.messages.conversions.failed_batches import failed_batch
 from farflung.messages.conversions.link_reports import Told, links_of
@@ -47,6 +47,7 @@ from farflung.messages.router import Router
 from farflung.messages.schema import Channel, Message
 from farflung.messages.watching import GeneratedText, MemberReady, Note
 from farflung.protocol.events import (
+    DATA_ERROR,
     Event,
     HelperMoves,
     MemberLate,
@@ -64,7 +65,7 @@ __all__ = ["RunReports"]
 
 #: Notes, and texts, of one worker in a minute that watchers receive; others are dropped.
 _NOTES = 120.0
-#: Copy intervals whose hashes are remembered: workers have at most two.
+#: Copy intervals of a worker whose hashes are remembered: workers have at most two.
 _MOST_COPIES = 4
 
 
@@ -135,15 +136,17 @@ class RunReports:
         self.handle(MemberLied(run=run, name=name, cause=str(error)))
 
     def _prepared(self, part: _Part, message: Prepared) -> None:
-        self._check_data(part.live, part.name, message.fingerprints)
-        self.handle(RunPrepared(run=part.live.run, name=part.name, attempt=message.attempt))
+        self.notices.watchers(part.live, MemberReady(name=part.name))
+        failed = self._data_differ(part.live, part.name, message.fingerprints)
+        self.handle(failed or RunPrepared(run=part.live.run, name=part.name, attempt=message.attempt))
 
     def _ended(self, part: _Part, message: Ended) -> None:
         self.handle(RunEnded(run=part.live.run, name=part.name, attempt=message.attempt, whole=message.whole))
 
     def _failed(self, part: _Part, message: Failed) -> None:
         kind = message.kind if message.kind in errors.__all__ else "TrainingError"
-        if message.blames:
+        plan = None if part.live.planned is None else part.live.planned.plan
+        if message.blames and plan is not None and message.blames in plan.devices:
             with self.runs.changed:
                 part.live.workers.blamed.add(message.blames)
         event = RunFailed(
@@ -209,7 +212,7 @@ class RunReports:
         if not message.hashes.keys() <= own:
             raise WireError(f"{part.name} hashes the state {min(message.hashes.keys() - own)!r:.80}, which it does not compute")
         with self.runs.changed:
-            copied = part.live.workers.copied
+            copied = part.live.workers.copied.setdefault(part.name, {})
             copied[message.step] = {**copied.pop(message.step, {}), **message.hashes}
             for old in list(copied)[:-_MOST_COPIES]:
                 del copied[old]
@@ -245,17 +248,34 @@ class RunReports:
         if not self._notes.take(f"{part.name} note", monotonic()):
             self.notices.watchers(part.live, Note(text=message.text, detail=message.detail is True))
 
-    def _check_data(self, live: LiveRun, name: str, fingerprints: Mapping[str, str]) -> None:
-        """Compare the worker's data with that of the other workers.
+    def _data_differ(self, live: LiveRun, name: str, fingerprints: Mapping[str, str]) -> RunFailed | None:
+        """Compare the worker's data with that of the other workers. Return the failure of the one whose data differ.
 
-        Raises:
-            DataError: they differ.
+        That is the one that the others outvote. If nobody is outvoted, it is ``name``, whose data are the last to be compared.
         """
+        plan = None if live.planned is None else live.planned.plan
         with self.runs.changed:
-            live.workers.fingerprints[name] = fingerprints
-            known = dict(live.workers.fingerprints)
-        self.notices.watchers(live, MemberReady(name=name))
-        compare_fingerprints(known)
+            known = live.workers.fingerprints
+            known[name] = fingerprints
+            here = {one: known[one] for one in known if plan is None or one in plan.devices}
+            odd, majority = outvoted(known)  # workers of earlier attempts have a voice, too
+            while odd and odd not in here:
+                del known[odd]
+                odd, majority = outvoted(known)
+        try:
+            compare_fingerprints(here)
+        except DataError as error:
+            text = str(error)
+        else:
+            return None
+        return RunFailed(
+            run=live.run,
+            name=odd or name,
+            cause=text,
+            kind=DATA_ERROR,
+            attempt=live.attempt.number,
+            outvoted_by=majority,
+        )
 
     def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], told: Mapping[str, Told]) -> None:
         """Update the figures of links between members from training traffic of the worker ``name``."""

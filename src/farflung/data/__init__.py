@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.data.base import Place, Source, assign, bind, compare_fingerprints
+from farflung.data.base import Place, Source, assign, bind, compare_fingerprints, outvoted
 from farflung.data.fit import check_fit, check_vocabulary, placeholders_of
 from farflung.data.load import Loader
 from farflung.data.local_check import absent_data
@@ -28,6 +28,7 @@ __all__ = [
     "compare_fingerprints",
     "open_source",
     "open_tokenizer",
+    "outvoted",
     "placeholders_of",
     "tokenizer_of",
 ]

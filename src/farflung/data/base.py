@@ -13,7 +13,7 @@ from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import DataSpec
 
-__all__ = ["Array", "Place", "Source", "Split", "assign", "bind", "compare_fingerprints"]
+__all__ = ["Array", "Place", "Source", "Split", "assign", "bind", "compare_fingerprints", "outvoted"]
 
 Array = NDArray[Any]
 Split = Literal["train", "eval"]
@@ -80,6 +80,19 @@ def compare_fingerprints(machines: Mapping[str, Mapping[str, str]]) -> None:
                     f"{first} and {machine} hold different data: {part} is {held[:12]} on one and {value[:12]} on the other; "
                     "copy the same files to both, or give all readers one machine"
                 )
+
+
+def outvoted(machines: Mapping[str, Mapping[str, str]]) -> tuple[str, frozenset[str]]:
+    """Return a machine whose content differs from what more machines hold, and these machines ("" and none: there is no such)."""
+    for part in sorted({part for parts in machines.values() for part in parts}):
+        holders: dict[str, set[str]] = {}
+        for machine, parts in machines.items():
+            if part in parts:
+                holders.setdefault(parts[part], set()).add(machine)
+        most, *rest = sorted(holders.values(), key=len, reverse=True)
+        if rest and len(most) > len(rest[0]):
+            return min(rest[0]), frozenset(most)
+    return "", frozenset()
 
 
 def assign(data: DataSpec, names: Sequence[str], placeholders: Sequence[str]) -> dict[str, str]:

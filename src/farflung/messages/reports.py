@@ -24,7 +24,6 @@ from farflung.messages.schema import (
     Name,
     Names,
     Parting,
-    Positive,
     Run,
     Sha256,
     StateHashes,
@@ -66,7 +65,7 @@ __all__ = [
     "Wants",
 ]
 
-_LEAST_FACTOR = 1e-9
+_LEAST_FACTOR, _MOST_FACTOR = 1e-9, 1e9
 _MOST_STAGES = 100_000
 _MOST_MICRO_BATCHES = 1_000_000
 #: Retained states of one worker.
@@ -78,12 +77,18 @@ _MOST_AUDITS = 1000
 #: Pairs of a stage and a helper in one step.
 _MOST_HELPED = 10_000
 
+#: No machine has more bytes, bytes per second or FLOP/s, so what planners compute of them stays finite.
+_MOST_CAPACITY = 1e24
 #: Bytes or FLOP/s that others divide by.
-Capacity = Annotated[float, Meta(ge=1.0, le=FINITE)]
+Capacity = Annotated[float, Meta(ge=1.0, le=_MOST_CAPACITY)]
+#: Bytes, or bytes per second, of which there may be none.
+Room = Annotated[float, Meta(ge=0.0, le=_MOST_CAPACITY)]
+#: Seconds that one measurement gives.
+Duration = Annotated[float, Meta(ge=0.0, le=86400.0)]
 Finite = Annotated[float, Meta(ge=-FINITE, le=FINITE)]
 #: The name of a host, a processor or a version.
 Word = Annotated[str, Meta(max_length=100, pattern=PLAIN)]
-Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=FINITE)]
+Factor = Annotated[float, Meta(ge=_LEAST_FACTOR, le=_MOST_FACTOR)]
 Devices = Annotated[tuple[Member, ...], Meta(max_length=10_000)]
 #: [giving stage, taking stage, micro-batch, kind, digest] (``plan.verification.Transfer``)
 DigestItems = Annotated[
@@ -113,7 +118,7 @@ class OfferItem(Item):
     versions: Annotated[dict[Word, Word], Meta(max_length=16)]
     speed: Capacity
     factor: Factor
-    overhead: Amount
+    overhead: Duration
     convolution: Factor | UnsetType = UNSET
     relay: bool
     reliable: bool
@@ -122,13 +127,13 @@ class OfferItem(Item):
     probe: Annotated[tuple[float, ...], Meta(max_length=64)] | UnsetType = UNSET
     isolation: Literal["full", "partial", "off"] | UnsetType = UNSET
     region: Word | UnsetType = UNSET
-    disk: Amount | UnsetType = UNSET
-    installed: Amount | UnsetType = UNSET
+    disk: Room | UnsetType = UNSET
+    installed: Room | UnsetType = UNSET
     ranks: Annotated[int, Meta(ge=2, le=64)] | UnsetType = UNSET
-    rank_latency: Amount | UnsetType = UNSET
-    rank_rate: Positive | UnsetType = UNSET
-    offload: Amount | UnsetType = UNSET
-    offload_rate: Positive | UnsetType = UNSET
+    rank_latency: Duration | UnsetType = UNSET
+    rank_rate: Capacity | UnsetType = UNSET
+    offload: Capacity | UnsetType = UNSET
+    offload_rate: Capacity | UnsetType = UNSET
     only: Literal["training", "serving"] | UnsetType = UNSET
 
 
@@ -150,9 +155,9 @@ class LinkItem(Item, array_like=True):
     """
 
     peer: Member
-    alpha: Amount
-    beta: Amount
-    least: Amount
+    alpha: Duration
+    beta: Room
+    least: Room
     relay: Member
 
 
@@ -238,16 +243,16 @@ class Measured(Message, kind="measured", on=Channel.REPORTS):
 
     speed: Capacity
     factor: Factor
-    overhead: Amount
+    overhead: Duration
     convolution: Factor | UnsetType = UNSET
-    share: Amount | UnsetType = UNSET
+    share: Factor | UnsetType = UNSET
 
 
 class Probed(Message, kind="probed", on=Channel.REPORTS):
     """Answers the ``question`` of ``Probe``: the figures of the link, or the ``cause`` why there are none."""
 
     question: Count
-    alpha: Amount | UnsetType = UNSET
+    alpha: Duration | UnsetType = UNSET
     beta: Capacity | UnsetType = UNSET
     spread: Amount | UnsetType = UNSET
     relay: Member | UnsetType = UNSET

@@ -45,6 +45,11 @@ class Conduct:
         alone = event.name in run.devices and event.name not in run.ended and not (run.state.over or stale(event, run))
         if not alone or event.lost_peer or event.kind == ENGINE_CRASHED:
             return self._attempts.failed(event)
+        if event.outvoted_by:  # whoever was replaced in place of this member, because nobody had outvoted it, may return
+            run.lacking -= event.outvoted_by
+            if self._continues_without(run, event.name):
+                run.lacking.add(event.name)
+                return self._attempts.lose(run, f"worker {event.name} is replaced: {event.cause}")
         culprit, text = self._blame(run, event)
         if text:
             return self._attempts.fail(run, replace(event, cause=text))
@@ -73,8 +78,10 @@ class Conduct:
             return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
         again = any(known.culprit == culprit for known in alike)
         run.failures.append(failure)
-        dispensable = not again and run.lost < run.recoveries and not run.stopping and self._replaceable(run, culprit)
-        return culprit, "" if dispensable else cause
+        return culprit, "" if not again and self._continues_without(run, culprit) else cause
+
+    def _continues_without(self, run: Run, name: str) -> bool:
+        return run.lost < run.recoveries and not run.stopping and self._replaceable(run, name)
 
     def _replaceable(self, run: Run, name: str) -> bool:
         """Return whether ``run`` has enough members without ``name``."""

@@ -284,6 +284,7 @@ class RunFailed:
 
     ``kind`` is the class of the error (of ``farflung.errors``). ``batch``: on which it came. ``attempt`` as in ``RunPrepared``.
     ``blames``: the worker from which the numbers came on which it failed (empty: it failed by itself).
+    ``outvoted_by``: workers that hold the same data as each other, and not those of ``name``.
     """
 
     run: str
@@ -294,6 +295,7 @@ class RunFailed:
     attempt: int = 0
     batch: FailedBatch | None = None
     blames: str = ""
+    outvoted_by: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

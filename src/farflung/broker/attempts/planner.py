@@ -202,7 +202,7 @@ class AttemptPlanner:
         """
         with self.runs.changed:
             trusted, live.workers.distrusted = live.workers.distrusted, None
-            copied = dict(live.workers.copied)
+            copied = live.workers.copy_hashes()
         newest = live.store.begin(attempt, trusted)
         written = live.store.write_plan(planned.plan, planned.cluster.to_json())
         start = Start.of(attempt, newest, live.first_source)

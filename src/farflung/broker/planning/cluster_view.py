@@ -53,7 +53,7 @@ def devices_of(members: Sequence[Member], threads: int = 1) -> dict[str, Device]
             ranks=member.offer.ranks,
             rank_latency=Seconds(member.offer.rank_latency),
             rank_rate=BytesPerSecond(member.offer.rank_rate) if member.offer.rank_rate else None,
-            offload=Bytes(member.offer.offload) if member.offer.offload_rate else None,
+            offload=Bytes(member.offer.offload) if _offloads(member) else None,
             offload_rate=_disk_rate(member, shared),
         )
         for member in members
@@ -82,12 +82,15 @@ def _figures(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]])
 def _disk_rate(member: Member, shared: Mapping[str, tuple[str, Sequence[Member]]]) -> BytesPerSecond | None:
     """Return the part of the disk's rate that ``member`` has while all workers of its host use it (None: it offers none)."""
     group = shared.get(member.name, ("", (member,)))[1]
-    sharing = sum(one.offer.offload_rate > 0 for one in group)
-    return BytesPerSecond(member.offer.offload_rate / max(1, sharing)) if member.offer.offload_rate else None
+    return BytesPerSecond(member.offer.offload_rate / sum(map(_offloads, group))) if _offloads(member) else None
+
+
+def _offloads(member: Member) -> bool:
+    return member.offer.offload > 0 and member.offer.offload_rate > 0
 
 
 def _overhead(offer: Offer, drift: float) -> Seconds:
-    return Seconds(min(offer.overhead * drift, max(offer.overhead, _MOST_OVERHEAD)))
+    return Seconds(min(offer.overhead * drift, _MOST_OVERHEAD))
 
 
 def strangers_of(bundle: Bundle, members: Sequence[Member]) -> list[str]:
