@@ -26,7 +26,7 @@ from farflung.codecs import CODECS
 from farflung.frontends.recipes.registry import RECIPES
 from farflung.job.section import Section
 from farflung.job.spec import CodecSpec, JobSpec, ModelSpec, PlanSpec, SyncSpec
-from farflung.launchers.cluster_file import BrokerSpec, ClusterSpec, WorkersSpec
+from farflung.launchers.cluster_spec import BrokerSpec, ClusterSpec, WorkersSpec
 from farflung.launchers.registry import PROVIDERS
 from farflung.planners import planner_names
 from farflung.registry import Registry

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import GraphError, VersionError
 from farflung.graph import Graph
-from farflung.graph.document import read
+from farflung.graph.builder import normalize
 from farflung.graph.ir import (
     DTypeArg,
     InitStep,
@@ -26,7 +26,7 @@ from farflung.graph.ir import (
     StateRef,
     ValueRef,
 )
-from farflung.graph.validate import Limits, normalize, validate
+from farflung.graph.validate import Limits, validate
 from tests.support.random_graphs import Pen, graphs, spec
 
 F = "float32"
@@ -284,7 +284,7 @@ LIMITS = [
 @pytest.mark.parametrize(("limits", "message"), LIMITS)
 def test_limits(limits, message):
     with pytest.raises(GraphError, match=message):
-        read(sample().to_json(), limits)
+        Graph.from_json(sample().to_json(), limits)
 
 
 JUNK = st.one_of(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import InputError
-from farflung.launchers.cluster_file import ClusterSpec, load_cluster, settings_of
+from farflung.launchers.cluster_file import load_cluster
+from farflung.launchers.cluster_spec import ClusterSpec, settings_of
 from farflung.launchers.ssh import SshSettings
 
 HOST = '[[ssh.hosts]]\naddress = "a"\n'

@@ -15,7 +15,8 @@ import pytest
 
 from farflung.errors import FarflungError
 from farflung.launchers.base import Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.cluster_file import make_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.compose import ComposeProvider
 from farflung.launchers.containers import HOME, MEMBER_PORT, PORT, USER
 

@@ -14,7 +14,8 @@ import pytest
 
 from farflung.errors import FarflungError
 from farflung.launchers.base import Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.cluster_file import make_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.kubernetes import KubernetesProvider
 
 #: A Python with the package kubernetes-validate.

@@ -13,7 +13,8 @@ import pytest
 from farflung.errors import FarflungError, InputError
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState, Provider, ProviderType
-from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.cluster_file import make_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.lifecycle import Joined, Lifecycle
 from farflung.launchers.programs import Program
 from farflung.launchers.registry import PROVIDERS

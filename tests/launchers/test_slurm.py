@@ -13,7 +13,8 @@ import pytest
 from benchmarks.harness.machines.slurm_nodes import has_slurm, slurm_nodes
 from farflung.errors import FarflungError, InputError
 from farflung.launchers.base import ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.cluster_file import make_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.programs import run_one
 from farflung.launchers.slurm import SlurmProvider
 from tests.support.launched_clusters import JOB, Person, secrets_in

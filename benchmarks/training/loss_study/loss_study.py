@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness.base import Check, Report, Say, Settings, bounded
+from benchmarks.harness.base import Check, Report, Say, Settings
+from benchmarks.training.loss_study.settings import LossStudySettings
 from farflung.clock import MonotonicClock
 from farflung.errors import InputError
 from farflung.job.load import make_job
@@ -25,7 +25,7 @@ from farflung.plan import CodecChoice
 from farflung.plan.codec_choice.compression import slow_choices
 from farflung.plan.codec_choice.exchange_codec import sync_settings
 
-__all__ = ["LATENCY", "LINKS", "VARIANTS", "LossStudy", "LossStudySettings", "auto_variant", "summary"]
+__all__ = ["VARIANTS", "LossStudy", "auto_variant", "summary"]
 
 SIGN = "quantized:bits=1,block=1024,rotate=true"
 SPARSE = "topk:ratio=33,values=int4"
@@ -74,9 +74,6 @@ VARIANTS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     },
 }
 VARIANTS["replicas", "fine-tuning"] = VARIANTS["replicas", "scratch"]
-#: The links between the four stages, for AdaTopK: bytes per second, all with a latency of 20 ms.
-LINKS = (100e6 / 8, 8e6 / 8, 25e6 / 8)
-LATENCY = 0.02
 #: Another model each, so beside the dense one and not in the race with codecs: dims of each cut's waist as a share of the width.
 VARIANTS["waist", "scratch"] = {
     "dense": {},
@@ -91,39 +88,6 @@ _SHARES = {
 }
 _WITHIN, _BEATEN = 0.02, 0.01
 _MEMBERS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossStudySettings(Settings):
-    """``train``, ``held``, ``first``: texts to train on, to judge by, and to train the model on that is fine-tuned.
-
-    ``images``: a folder with ``train`` and ``test``. ``again``: samples of fine-tuning, which come again. ``minutes``: no
-    run begins later. ``partial``: a file for the rows so far; a study goes on from those that are there.
-    """
-
-    train: str = ""
-    held: str = ""
-    first: str = ""
-    images: str = ""
-    width: int = 64
-    sequence: int = 32
-    rows: int = 8
-    steps: int = 150
-    first_steps: int = 400
-    tune_steps: int = 150
-    again: int = bounded(64)
-    lr: float = 3e-3
-    tune_lr: float = 3e-4
-    image_width: int = 8
-    image_rows: int = 16
-    image_lr: float = 3e-3
-    seeds: int = 3
-    minutes: float = 60.0
-    models: tuple[str, ...] = ("gpt", "resnet18")
-    ways: tuple[str, ...] = ("pipeline", "replicas")
-    only: tuple[str, ...] = ()
-    partial: str = ""
-    plot: str = ""
 
 
 class LossStudy:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.training.loss_study.loss_study import LATENCY, LINKS, LossStudySettings
 from benchmarks.training.loss_study.runs import (
     Batch,
     Gradients,
@@ -25,6 +24,7 @@ from benchmarks.training.loss_study.runs import (
     train,
     with_waists,
 )
+from benchmarks.training.loss_study.settings import LATENCY, LINKS, LossStudySettings
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError
 

@@ -16,7 +16,9 @@
 | `argument_names`  | messages for Python callers                                                  |
 | `detached/`       | `connect`: runs that go on without this process                              |
 | `submission`      | from a job file to a bundle                                                  |
-| `tolerance`, `why` | explanations of a plan                                                     |
+| `tolerance`       | what a plan tolerates                                                        |
+| `plan_explanation` | why a plan is as it is                                                      |
+| `topology_changes` | one change of a topology, as text (`--what-if` of `farflung plan`)          |
 | `plan_file`       | a plan with its job and topology, as a file                                  |
 | `what_if/`        | changes of a job and its cluster, and what they would bring                  |
 """

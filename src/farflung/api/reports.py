@@ -14,7 +14,6 @@ from farflung.clock import monotonic
 from farflung.errors import FarflungError, InputError
 from farflung.job import JobSpec, to_json
 from farflung.job.spec import ReportSpec
-from farflung.plan.document import plan_to_json
 from farflung.plan.model import Plan
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import Record, RunResult
@@ -101,7 +100,7 @@ class Reports:
             if self._writes:
                 self._folder.root.mkdir(parents=True, exist_ok=True)
                 self._folder.job.write_text(to_json(job.model_copy(update={"report": self._targets.spec})), encoding="utf-8")
-                self._folder.plan.write_text(plan_to_json(plan), encoding="utf-8")
+                self._folder.plan.write_text(plan.to_json(), encoding="utf-8")
         except OSError as error:
             self._give_up(f"cannot write {self._folder.root}: {error.strerror}")
             return

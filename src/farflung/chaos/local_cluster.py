@@ -22,7 +22,6 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, TrainingError
 from farflung.graph.ir import Graph, StateKind
 from farflung.messages.submission import Bundle
-from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 from farflung.security import Ticket, new_key
 from farflung.telemetry import RunFolder
@@ -246,7 +245,7 @@ def finished(root: Path) -> Finished:
     return Finished(
         folder=root,
         result=result,
-        plan=plan_from_json(folder.plan.read_text(encoding="utf-8")),
+        plan=Plan.from_json(folder.plan.read_text(encoding="utf-8")),
         topology=Topology.from_json(folder.topology.read_text(encoding="utf-8")),
         steps=tuple(record for record in records if isinstance(record, StepRecord)),
         evaluations=tuple(record for record in records if isinstance(record, EvaluationRecord)),

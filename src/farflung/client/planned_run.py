@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farflung.messages.watching import Planned
-from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 
 __all__ = ["PlannedRun"]
@@ -31,7 +30,7 @@ class PlannedRun:
     def of(cls, message: Planned) -> PlannedRun:
         """Read the plan in the broker's message."""
         return cls(
-            plan=plan_from_json(message.plan),
+            plan=Plan.from_json(message.plan),
             addresses=message.addresses,
             first_step=message.first_step,
             predicted_seconds=message.predicted,

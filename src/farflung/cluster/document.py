@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from farflung.cluster.device import Device
-from farflung.cluster.topology import Topology, pair_of
+from farflung.cluster.tables import TopologyFields, TopologyTables
 from farflung.errors import InputError
+from farflung.ids import pair_of
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["device_entry", "device_of_entry", "from_json", "to_json"]
+__all__ = ["device_entry", "device_of_entry", "read_tables", "to_json"]
 
 
-def to_json(topology: Topology) -> str:
+def to_json(topology: TopologyFields) -> str:
     """The document; an infinite beta is written as 0."""
     body: dict[str, Any] = {"version": 1, "name": topology.name, "devices": [device_entry(d) for d in topology.devices]}
     alpha, beta = topology.alpha, topology.beta
@@ -30,7 +31,7 @@ def to_json(topology: Topology) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-def from_json(text: str) -> Topology:
+def read_tables(text: str) -> TopologyTables:
     """Read what ``to_json`` wrote.
 
     Raises:
@@ -52,9 +53,7 @@ def from_json(text: str) -> Topology:
             f"topology version {version!r} is not known, this farflung reads 1 and 2; write it again with this version"
         )
     beta[beta == 0] = np.inf
-    if group is not None:
-        return Topology.from_groups(devices, group, alpha, beta, name)
-    return Topology(devices=devices, alpha=alpha, beta=beta, name=name, via=via)
+    return TopologyTables(devices=devices, group=group, alpha=alpha, beta=beta, name=name, via=via)
 
 
 def device_entry(device: Device) -> dict[str, Any]:

@@ -68,14 +68,13 @@ from typing import Any
 import numpy as np
 
 from farflung.cluster.device import Device
-from farflung.cluster.network import MAX_NETWORK, QUEUE, Change, Network
-from farflung.cluster.reading import LINK_KEYS, Names, TableReader
-from farflung.cluster.timeline import read_changes
-from farflung.cluster.topology import Matrix, Topology, link_caps
+from farflung.cluster.reading import LINK_KEYS, QUEUE, Names, TableReader
+from farflung.cluster.tables import Matrix, TopologyFields, TopologyTables, link_caps
+from farflung.cluster.timeline import Change, read_changes
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Quantity, Seconds
 
-__all__ = ["parse_network", "parse_topology", "read_network", "read_topology", "write_topology"]
+__all__ = ["FileContents", "parse_topology", "read_contents", "read_text", "read_topology", "write_topology"]
 
 _TOP = {"name", "default", "inside", "device", "link", "change"}
 _CAPS = ("uplink", "downlink")
@@ -86,7 +85,7 @@ _MAX_DEVICES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Contents:
+class FileContents:
     """What a file says. ``tables``: for each of ``LINK_KEYS`` a (k, k) table of the links between ``group``s of devices."""
 
     reader: TableReader
@@ -97,10 +96,10 @@ class _Contents:
     tables: Mapping[str, Matrix]
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> TopologyTables:
         """What planners need."""
         beta = _capped(self.tables["bandwidth"], self.devices, self.group)
-        return Topology.from_groups(self.devices, self.group, self.tables["latency"], beta, self.name)
+        return TopologyTables(devices=self.devices, group=self.group, alpha=self.tables["latency"], beta=beta, name=self.name)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -110,25 +109,21 @@ class _Contents:
         return read_changes(self.reader, entries, names.find, [device.name for device in self.devices])
 
 
-def read_topology(path: Path) -> Topology:
+def read_topology(path: Path) -> TopologyTables:
     """Read a topology file; what only emulation needs is checked and left out.
 
     Raises:
         InputError: it is missing, too large, or wrong; the text names file, key, value and remedy.
     """
-    return parse_topology(_text(path), str(path))
+    return parse_topology(read_text(path), str(path))
 
 
-def read_network(path: Path) -> Network:
-    """Read a topology file with all that it says.
+def read_text(path: Path) -> str:
+    """The text of a topology file.
 
     Raises:
-        InputError: it is missing, too large, or wrong; the text names file, key, value and remedy.
+        InputError: the file is missing, too large, or not UTF-8.
     """
-    return parse_network(_text(path), str(path))
-
-
-def _text(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path}: a topology file may have {_MAX_BYTES} bytes at most, this has {path.stat().st_size}")
@@ -138,25 +133,19 @@ def _text(path: Path) -> str:
         raise InputError(f"cannot read the topology file {path}: {reason}; give the path of a TOML file") from None
 
 
-def parse_topology(text: str, source: str) -> Topology:
+def parse_topology(text: str, source: str) -> TopologyTables:
     """Read the TOML text of a topology; ``source`` is what errors call it."""
-    contents = _contents(text, source)
+    contents = read_contents(text, source)
     _ = contents.changes
     return contents.topology
 
 
-def parse_network(text: str, source: str) -> Network:
-    """Read the TOML text of a topology with all that it says; ``source`` is what errors call it."""
-    contents = _contents(text, source)
-    if len(contents.devices) > MAX_NETWORK:
-        count = len(contents.devices)
-        raise contents.reader.fail("device", f"a network has {MAX_NETWORK} devices at most, got {count}; choose fewer")
-    grid = np.ix_(contents.group, contents.group)
-    matrices = {key: table[grid] for key, table in contents.tables.items() if key != "latency"}
-    return Network(topology=contents.topology, timeline=contents.changes, **matrices)
+def read_contents(text: str, source: str) -> FileContents:
+    """Read the TOML text of a topology; ``source`` is what errors call it.
 
-
-def _contents(text: str, source: str) -> _Contents:
+    Raises:
+        InputError: it is wrong; the text names key, value and remedy.
+    """
     reader = TableReader(source)
     try:
         body = tomllib.loads(text)
@@ -173,7 +162,7 @@ def _contents(text: str, source: str) -> _Contents:
         raise reader.fail("device", f"at most {_MAX_DEVICES} devices can be described, got {len(devices)}")
     group, tables = _tables(reader, body, devices)
     name = reader.text("", body, "name", Path(source).stem)
-    return _Contents(reader=reader, body=body, name=name, devices=devices, group=group, tables=tables)
+    return FileContents(reader=reader, body=body, name=name, devices=devices, group=group, tables=tables)
 
 
 def _capped(bandwidth: Matrix, devices: Sequence[Device], group: Sequence[int]) -> Matrix:
@@ -342,7 +331,7 @@ def _link(reader: TableReader, number: int, entry: object, regions: set[str], na
     return [(source, target, values, rank), (target, source, values, rank)] if both else [(source, target, values, rank)]
 
 
-def write_topology(topology: Topology, digits: int | None = None) -> str:
+def write_topology(topology: TopologyFields, digits: int | None = None) -> str:
     """TOML that reads back to an equal topology; a [[link]] per pair of regions where all links agree, else of devices.
 
     ``digits``: round quantities to so many, and write them with their units.

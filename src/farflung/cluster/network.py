@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from farflung.cluster.presets import get_preset
-from farflung.cluster.topology import Matrix, Topology
+from farflung.cluster.files import read_contents, read_text
+from farflung.cluster.reading import QUEUE
+from farflung.cluster.tables import Matrix
+from farflung.cluster.timeline import Change
+from farflung.cluster.topology import Topology
 from farflung.errors import InputError
 from farflung.units import BytesPerSecond, Seconds
 
-__all__ = ["MAX_NETWORK", "QUEUE", "Change", "Network"]
+__all__ = ["MAX_NETWORK", "Network"]
 
 #: Devices that a network has at most: its matrices are dense, unlike a topology's.
 MAX_NETWORK = 1024
-#: Seconds that a packet waits for a link's rate at most, where nothing else is said.
-QUEUE = 0.2
 #: Links of a change that are named.
 _TOLD = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What changes ``at`` seconds after the beginning of the timeline. One kind at a time; the others are empty.
-
-    ``links``: (row, column) of links that get ``values`` (keys of ``reading.LINK_KEYS`` in base units, and ``up``).
-    ``nodes``: devices that get ``values`` (``uplink``, ``downlink`` in bytes per second, 0 for no limit; ``nat``, a name or "").
-    ``groups``: from now on only devices of the same group reach each other; a device of no group reaches nobody.
-    ``heal``: everybody reaches everybody again, as far as links are up. ``reset``: packets under way and NAT flows are lost.
-    """
-
-    at: Seconds
-    links: tuple[tuple[int, int], ...] = ()
-    nodes: tuple[int, ...] = ()
-    values: Mapping[str, float | bool | str] = field(default_factory=dict)
-    groups: tuple[tuple[int, ...], ...] = ()
-    heal: bool = False
-    reset: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,21 +67,23 @@ class Network:
         Raises:
             InputError: the file can't be read; the text names file, key, value and remedy.
         """
-        from farflung.cluster.files import read_network
-
-        return read_network(Path(path))
+        return cls.from_text(read_text(Path(path)), str(path))
 
     @classmethod
     def from_text(cls, text: str, source: str = "network text") -> Network:
         """Read the TOML text of a topology file; ``source`` is what errors call it."""
-        from farflung.cluster.files import parse_network
-
-        return parse_network(text, source)
+        contents = read_contents(text, source)
+        if len(contents.devices) > MAX_NETWORK:
+            count = len(contents.devices)
+            raise contents.reader.fail("device", f"a network has {MAX_NETWORK} devices at most, got {count}; choose fewer")
+        grid = np.ix_(contents.group, contents.group)
+        matrices = {key: table[grid] for key, table in contents.tables.items() if key != "latency"}
+        return cls(topology=Topology.of(contents.topology), timeline=contents.changes, **matrices)
 
     @classmethod
     def preset(cls, name: str) -> Network:
         """The topology preset of that name, with links that neither lose nor jitter."""
-        return cls(topology=get_preset(name))
+        return cls(topology=Topology.preset(name))
 
     @classmethod
     def named(cls, text: str) -> Network:

@@ -10,7 +10,7 @@ import numpy as np
 
 from farflung.cluster import published
 from farflung.cluster.device import Device
-from farflung.cluster.topology import Topology
+from farflung.cluster.tables import TopologyTables
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
@@ -24,7 +24,7 @@ def preset_names() -> tuple[str, ...]:
     return (*sorted(_FIXED), "homogeneous-N", "regions-N")
 
 
-def get_preset(name: str) -> Topology:
+def get_preset(name: str) -> TopologyTables:
     """The topology called ``name``.
 
     Raises:
@@ -38,7 +38,7 @@ def get_preset(name: str) -> Topology:
     raise InputError(f"unknown topology preset {name!r}: known are {', '.join(preset_names())} (N from 1 to 20000)")
 
 
-def _two_regions() -> Topology:
+def _two_regions() -> TopologyTables:
     """Four devices in two regions: 8 Mbit/s and 20 ms across, 1 Gbit/s and 1 ms inside (the demo's network)."""
     devices = [
         Device(name=f"{region}-{i}", memory=Bytes(2e9), speed=FlopsPerSecond(20e9), region=region)
@@ -47,10 +47,10 @@ def _two_regions() -> Topology:
     ]
     slow, fast = BytesPerSecond.parse("8 Mbit/s"), BytesPerSecond.parse("1 Gbit/s")
     alpha, beta = ((1e-3, 20e-3), (20e-3, 1e-3)), ((fast, slow), (slow, fast))
-    return Topology.from_groups(devices, (0, 0, 1, 1), alpha, beta, "local4-two-regions")
+    return TopologyTables(devices=devices, group=(0, 0, 1, 1), alpha=alpha, beta=beta, name="local4-two-regions")
 
 
-def _home_lab() -> Topology:
+def _home_lab() -> TopologyTables:
     """A PC behind 20 Mbit/s up and 100 Mbit/s down, 15 ms from two cloud machines with 1 Gbit/s and 0.5 ms between them."""
     up, down, inside = (BytesPerSecond.parse(text) for text in ("20 Mbit/s", "100 Mbit/s", "1 Gbit/s"))
     pc = Device(
@@ -77,10 +77,10 @@ def _home_lab() -> Topology:
         for i in range(2)
     ]
     alpha, beta = ((0.0, 15e-3), (15e-3, 0.5e-3)), ((inside, up), (down, inside))
-    return Topology.from_groups([pc, *cloud], (0, 1, 1), alpha, beta, "home-lab")
+    return TopologyTables(devices=[pc, *cloud], group=(0, 1, 1), alpha=alpha, beta=beta, name="home-lab")
 
 
-def _two_laptops() -> Topology:
+def _two_laptops() -> TopologyTables:
     """Two unequal laptops behind home connections."""
     devices = (
         Device(name="laptop-fast", memory=Bytes(16e9), speed=FlopsPerSecond(400e9), speed_factor=0.5, region="here"),
@@ -88,18 +88,18 @@ def _two_laptops() -> Topology:
     )
     alpha = np.full((2, 2), Seconds.parse("15 ms"))
     beta = np.full((2, 2), BytesPerSecond.parse("50 Mbit/s"))
-    return Topology(devices=devices, alpha=alpha, beta=beta, name="two-laptops")
+    return TopologyTables(devices=devices, alpha=alpha, beta=beta, name="two-laptops")
 
 
-def _homogeneous(count: int) -> Topology:
+def _homogeneous(count: int) -> TopologyTables:
     """``count`` equal devices in one region: 16 GB, 1 TFLOP/s, 1 ms, 1 Gbit/s."""
     devices = tuple(
         Device(name=f"device-{i}", memory=Bytes(16e9), speed=FlopsPerSecond(1e12), region="site") for i in range(count)
     )
-    return Topology.from_groups(devices, [0] * count, [[1e-3]], [[125e6]], f"homogeneous-{count}")
+    return TopologyTables(devices=devices, group=[0] * count, alpha=[[1e-3]], beta=[[125e6]], name=f"homogeneous-{count}")
 
 
-def _regions(count: int) -> Topology:
+def _regions(count: int) -> TopologyTables:
     """``count`` accelerators in regions of eight, generated with seed 64.
 
     Regions lie on a circle around the earth. Inside a region: 1 ms, 10 Gbit/s. Across: 5 ms plus up to 120 ms with
@@ -130,10 +130,10 @@ def _regions(count: int) -> Topology:
         )
         for i in range(count)
     )
-    return Topology.from_groups(devices, region, alpha, beta, f"regions-{count}")
+    return TopologyTables(devices=devices, group=region, alpha=alpha, beta=beta, name=f"regions-{count}")
 
 
-_FIXED: dict[str, Callable[[], Topology]] = {
+_FIXED: dict[str, Callable[[], TopologyTables]] = {
     "local4-two-regions": _two_regions,
     "two-laptops": _two_laptops,
     "home-lab": _home_lab,

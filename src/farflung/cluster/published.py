@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farflung.cluster.device import Device
-from farflung.cluster.topology import Topology
+from farflung.cluster.tables import TopologyTables
 from farflung.units import Bytes, FlopsPerSecond
 
 __all__ = [
@@ -85,7 +85,7 @@ class _Group:
     factor: float = _FACTOR
 
 
-def _build(name: str, groups: Sequence[_Group], alpha: Matrix, beta: Matrix) -> Topology:
+def _build(name: str, groups: Sequence[_Group], alpha: Matrix, beta: Matrix) -> TopologyTables:
     devices = [
         Device(
             name=f"{group.name}-{i}" if group.count > 1 else group.name,
@@ -100,7 +100,7 @@ def _build(name: str, groups: Sequence[_Group], alpha: Matrix, beta: Matrix) -> 
         for i in range(group.count)
     ]
     numbers = [number for number, group in enumerate(groups) for _ in range(group.count)]
-    return Topology.from_groups(devices, numbers, alpha, beta, name)
+    return TopologyTables(devices=devices, group=numbers, alpha=alpha, beta=beta, name=name)
 
 
 def _uniform(count: int, across: float, inside: float) -> Matrix:
@@ -118,13 +118,13 @@ def _triangle(rows: Sequence[Sequence[float]], inside: float) -> Matrix:
     return table
 
 
-def dtfm_case1() -> Topology:
+def dtfm_case1() -> TopologyTables:
     """DT-FM case 1: 8 machines of 8 V100; 150 GB/s inside, 25 Gbit/s between (latencies assumed: 10 us and 0.1 ms)."""
     groups = [_Group(name=f"machine-{i}", card=_V100, count=8) for i in range(8)]
     return _build("dtfm-case1", groups, _uniform(8, 0.1 * _MS, 0.01 * _MS), _uniform(8, 25 * _GBIT, 150e9))
 
 
-def dtfm_case2() -> Topology:
+def dtfm_case2() -> TopologyTables:
     """DT-FM case 2: spot machines, 8 of 4 V100 (100 Gbit/s inside) and 32 single ones, 10 Gbit/s between.
 
     The paper prints four machines of 4, which makes 48 devices and not its 64. Latencies assumed: 10 us and 0.1 ms.
@@ -134,7 +134,7 @@ def dtfm_case2() -> Topology:
     return _build("dtfm-case2", groups, _uniform(40, 0.1 * _MS, 0.01 * _MS), _uniform(40, 10 * _GBIT, 100 * _GBIT))
 
 
-def dtfm_case3() -> Topology:
+def dtfm_case3() -> TopologyTables:
     """DT-FM case 3: two data centers of 32 V100; 1.12 Gbit/s and 11 ms across.
 
     Inside 5 Gbit/s and 1 ms as in the authors' scheduler (the paper's text: 10 Gbit/s, and 10 ms across).
@@ -143,26 +143,26 @@ def dtfm_case3() -> Topology:
     return _build("dtfm-case3", groups, _uniform(2, 11 * _MS, 1 * _MS), _uniform(2, 1.12 * _GBIT, 5 * _GBIT))
 
 
-def dtfm_case4() -> Topology:
+def dtfm_case4() -> TopologyTables:
     """DT-FM case 4: 16 V100 in each of four regions of the US (Table 1); 5 ms and 2 Gbit/s inside."""
     groups = [_Group(name=name, card=_V100, count=16) for name in _FOUR]
     return _build("dtfm-case4", groups, _triangle(_FOUR_MS, 5) * _MS, _triangle(_FOUR_GBIT, 2) * _GBIT)
 
 
-def dtfm_case5() -> Topology:
+def dtfm_case5() -> TopologyTables:
     """DT-FM case 5: 8 V100 in each of eight regions of the world (Table 2); 5 ms and 2 Gbit/s inside."""
     groups = [_Group(name=name, card=_V100, count=8) for name in _EIGHT]
     return _build("dtfm-case5", groups, _triangle(_EIGHT_MS, 5) * _MS, _triangle(_EIGHT_GBIT, 2) * _GBIT)
 
 
-def fluidstack() -> Topology:
+def fluidstack() -> TopologyTables:
     """DT-FM section 10.5: 32 A40 in two sites, 16 each (assumed); 3.87 Gbit/s from Mid to East, 3.73 back, 21.8 ms."""
     groups = [_Group(name=name, card=_A40, count=16) for name in ("us-mid", "us-east")]
     beta = np.array([[10.40, 3.87], [3.73, 11.98]]) * _GBIT
     return _build("fluidstack", groups, _uniform(2, 21.8 * _MS, 0.5 * _MS), beta)
 
 
-def fusionllm_testbed(number: int) -> Topology:
+def fusionllm_testbed(number: int) -> TopologyTables:
     """FusionLLM testbeds (Table 5): machines of 8 RTX 4090 (cluster A) and of 4 RTX 2080 (cluster B), 1 + 4 or 2 + 8.
 
     Figure 9's numbers are not printed, so links between machines are generated with seed 9, alike both ways: inside a
@@ -191,7 +191,7 @@ def fusionllm_testbed(number: int) -> Topology:
     return _build(f"fusionllm-testbed{number}", groups, alpha[grid], beta[grid])
 
 
-def dreamddp_cluster(number: int) -> Topology:
+def dreamddp_cluster(number: int) -> TopologyTables:
     """DreamDDP section 4.1: 8 machines of 4 RTX 2080 Ti on 1 GB/s Ethernet, or 4 of 8 A6000 on 20 GB/s.
 
     Assumed: 0.1 ms between machines, 10 us and PCIe at 12 GB/s (2080 Ti) or 25 GB/s (A6000) inside.
@@ -202,7 +202,7 @@ def dreamddp_cluster(number: int) -> Topology:
     return _build(f"dreamddp-cluster{number}", groups, alpha, beta)
 
 
-def hybridps_case(number: int) -> Topology:
+def hybridps_case(number: int) -> TopologyTables:
     """Hybrid-PS section 4.1, cases 1 to 4: 16 devices; what is random is generated with seed ``number``, alike both ways.
 
     1: one data center, 2 GB/s (0.1 ms assumed). 2: four machines of 4 V100 (inside 2 GB/s, 0.1 ms assumed), between them

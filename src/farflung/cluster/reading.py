@@ -9,7 +9,7 @@ from typing import Any
 from farflung.errors import InputError
 from farflung.units import BytesPerSecond, Quantity, Seconds
 
-__all__ = ["LINK_KEYS", "Names", "TableReader", "probability"]
+__all__ = ["LINK_KEYS", "QUEUE", "Names", "TableReader", "probability"]
 
 #: What a table can say about a link, and how each value is read (None: a share, such as 0.001 or "0.1 %").
 LINK_KEYS: Mapping[str, type[Quantity] | None] = {
@@ -24,6 +24,8 @@ LINK_KEYS: Mapping[str, type[Quantity] | None] = {
 
 #: So many errors are told at once.
 _TOLD = 8
+#: Seconds that a packet waits for a link's rate at most, where nothing else is said.
+QUEUE = 0.2
 
 
 def probability(value: object) -> float:

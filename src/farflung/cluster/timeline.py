@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.cluster.network import Change
 from farflung.cluster.reading import LINK_KEYS, TableReader
 from farflung.units import BytesPerSecond, Seconds
 
-__all__ = ["read_changes"]
+__all__ = ["Change", "read_changes"]
 
 _KINDS = ("between", "from", "device", "partition", "heal", "reset")
 _LINK = {"between", "from", "to", "up", *LINK_KEYS}
@@ -17,6 +17,25 @@ _NODE = {"device", "uplink", "downlink", "nat"}
 
 #: The indices of the devices that a name of a device or region stands for.
 Find = Callable[[str, object], list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What changes ``at`` seconds after the beginning of the timeline. One kind at a time; the others are empty.
+
+    ``links``: (row, column) of links that get ``values`` (keys of ``reading.LINK_KEYS`` in base units, and ``up``).
+    ``nodes``: devices that get ``values`` (``uplink``, ``downlink`` in bytes per second, 0 for no limit; ``nat``, a name or "").
+    ``groups``: from now on only devices of the same group reach each other; a device of no group reaches nobody.
+    ``heal``: everybody reaches everybody again, as far as links are up. ``reset``: packets under way and NAT flows are lost.
+    """
+
+    at: Seconds
+    links: tuple[tuple[int, int], ...] = ()
+    nodes: tuple[int, ...] = ()
+    values: Mapping[str, float | bool | str] = field(default_factory=dict)
+    groups: tuple[tuple[int, ...], ...] = ()
+    heal: bool = False
+    reset: bool = False
 
 
 def read_changes(reader: TableReader, entries: Sequence[object], find: Find, names: Sequence[str]) -> tuple[Change, ...]:

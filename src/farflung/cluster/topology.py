@@ -13,24 +13,18 @@ import numpy.typing as npt
 
 from farflung.cluster.blocks import BlockMatrix, Blocks, find_blocks
 from farflung.cluster.device import Device, Link
+from farflung.cluster.document import read_tables, to_json
+from farflung.cluster.files import parse_topology, read_topology, write_topology
+from farflung.cluster.presets import get_preset
+from farflung.cluster.tables import Matrix, TopologyTables, link_caps
 from farflung.errors import InputError
 from farflung.ids import Pair, pair_of
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["Matrix", "Pair", "Topology", "link_caps", "pair_of"]
 
-Matrix = npt.NDArray[np.float64]
-
 #: Links given by groups become dense arrays up to this many devices, and stay ``BlockMatrix`` beyond.
 _DENSE = 2048
-
-
-def link_caps(devices: Sequence[Device]) -> Matrix:
-    """(n, n) bytes per second that no link exceeds: the sender's uplink and the receiver's downlink (infinite without them)."""
-    up = np.array([np.inf if device.uplink is None else device.uplink for device in devices], dtype=np.float64)
-    down = np.array([np.inf if device.downlink is None else device.downlink for device in devices], dtype=np.float64)
-    least: Matrix = np.minimum(up[:, None], down[None, :])
-    return least
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -288,41 +282,43 @@ class Topology:
         )
 
     @classmethod
+    def of(cls, tables: TopologyTables) -> Topology:
+        """The topology that ``tables`` describe.
+
+        Raises:
+            InputError: a name is used twice, or a table has a wrong shape or an impossible value.
+        """
+        if tables.group is not None:
+            return cls.from_groups(tables.devices, tables.group, tables.alpha, tables.beta, tables.name)
+        alpha, beta = (np.asarray(table, dtype=np.float64) for table in (tables.alpha, tables.beta))
+        return cls(devices=tuple(tables.devices), alpha=alpha, beta=beta, name=tables.name, via=tables.via)
+
+    @classmethod
     def from_toml(cls, path: str | Path) -> Topology:
         """Read a topology file (see ``cluster.files`` for its form).
 
         Raises:
             InputError: the file can't be read; the text names file, key, value and remedy.
         """
-        from farflung.cluster.files import read_topology
-
-        return read_topology(Path(path))
+        return cls.of(read_topology(Path(path)))
 
     @classmethod
     def from_text(cls, text: str, source: str = "topology text") -> Topology:
         """Read the TOML text of a topology; ``source`` is what errors call it."""
-        from farflung.cluster.files import parse_topology
-
-        return parse_topology(text, source)
+        return cls.of(parse_topology(text, source))
 
     def to_toml(self, *, digits: int | None = None) -> str:
         """TOML text that ``from_text`` reads back to an equal topology; with ``digits`` for people: quantities with their units,
         rounded to so many digits, and no empty keys."""
-        from farflung.cluster.files import write_topology
-
         return write_topology(self, digits)
 
     @classmethod
     def preset(cls, name: str) -> Topology:
         """A named topology (see ``cluster.presets``)."""
-        from farflung.cluster.presets import get_preset
-
-        return get_preset(name)
+        return cls.of(get_preset(name))
 
     def to_json(self) -> str:
         """The topology as JSON."""
-        from farflung.cluster.document import to_json
-
         return to_json(self)
 
     @classmethod
@@ -332,6 +328,4 @@ class Topology:
         Raises:
             InputError: the text is not such a document.
         """
-        from farflung.cluster.document import from_json
-
-        return from_json(text)
+        return cls.of(read_tables(text))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 
 from farflung.engines.base import Engine
 from farflung.registry import Registry
 
-__all__ = ["ENGINES", "get_engine"]
+__all__ = ["ENGINES", "get_engine", "rank_engine"]
 
 #: The engines of farflung: name -> module and class.
 _BUILT_IN = {
@@ -40,3 +41,9 @@ def get_engine(name: str) -> Engine:
         InputError: there is none; the text lists the known ones.
     """
     return ENGINES.get(name)
+
+
+def rank_engine(rank: int, devices: Sequence[str], folder: str) -> Engine:
+    """The engine of ``rank`` of a site, which has joined the other ranks. Sites compute with PyTorch only."""
+    engine: Engine = import_module("farflung.engines.torch.ranks.engine").RankEngine(rank, devices, folder)
+    return engine

@@ -16,22 +16,21 @@ arguments, states with PyTorch's default initializers, and module paths. No tens
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from farflung.errors import GraphError, InputError
 from farflung.graph.ir import Arg, Graph, InitStep, Op, OpKind, State, StateKind, StateRef, TensorSpec, ValueRef
+from farflung.graph.layers import LAYERS, LayerBuilder
 from farflung.graph.opset import OpClass, check_target, info
 from farflung.graph.shapes import infer
-from farflung.graph.validate import normalize, validate
+from farflung.graph.validate import validate
 
-__all__ = ["GraphBuilder", "LayerBuilder", "Reference", "register_module"]
+__all__ = ["GraphBuilder", "Reference", "normalize", "register_module"]
 
 Reference = ValueRef | str
-#: Composes operators of a builder: ``fn(builder, *values, **arguments) -> value``.
-LayerBuilder = Callable[..., ValueRef]
 
 _REGISTERED: dict[str, LayerBuilder] = {}
 
@@ -44,16 +43,10 @@ def register_module(name: str, fn: LayerBuilder | None = None) -> Any:
     """
     if fn is None:
         return lambda function: register_module(name, function)
-    if name in _layers():
+    if name in LAYERS or name in _REGISTERED:
         raise InputError(f"module type {name!r} is registered already: take another name")
     _REGISTERED[name] = fn
     return fn
-
-
-def _layers() -> dict[str, LayerBuilder]:
-    from farflung.graph.layers import LAYERS
-
-    return {**LAYERS, **_REGISTERED}
 
 
 class GraphBuilder:
@@ -100,7 +93,7 @@ class GraphBuilder:
         Raises:
             GraphError: unknown type or reference, or arguments that don't fit.
         """
-        layers = _layers()
+        layers = {**LAYERS, **_REGISTERED}
         if type not in layers:
             close = difflib.get_close_matches(type, layers, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
@@ -270,3 +263,20 @@ class GraphBuilder:
             yield
         finally:
             self._module = outer
+
+
+def normalize(graph: Graph) -> Graph:
+    """The same graph with each placeholder directly before its first reader (unread ones stay in front)."""
+    first: dict[str, int] = {}
+    for index, op in enumerate(graph.ops):
+        for value in op.values():
+            first.setdefault(value.op, index)
+    before: dict[int, list[Op]] = {}
+    for op in graph.placeholders:
+        before.setdefault(first.get(op.name, 0), []).append(op)
+    ordered: list[Op] = []
+    for index, op in enumerate(graph.ops):
+        ordered.extend(before.get(index, ()))
+        if op.kind is not OpKind.PLACEHOLDER:
+            ordered.append(op)
+    return graph if tuple(ordered) == graph.ops else replace(graph, ops=tuple(ordered))

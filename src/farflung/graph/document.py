@@ -1,9 +1,9 @@
-"""The graph as a versioned JSON document: ``write`` and ``read`` (``Graph.to_json`` and ``Graph.from_json`` call them).
+"""The graph as a versioned JSON document: ``write`` and ``read_fields`` (``Graph.to_json`` and ``Graph.from_json`` call them).
 
 The text is canonical (sorted keys, no spaces, ASCII), so its hash names the graph. Inside arguments a reference is an
 object with one key: ``{"v": "op:1"}`` a value, ``{"s": name}`` a state, ``{"l": 3}`` a step of an initializer program,
 ``{"d": "float32"}`` an element type, ``{"f": "inf"}`` a number that JSON can't write; a list is a tuple. Fields that have
-their default are left out. ``read`` trusts nothing: it meets every rule of ``graph.validate`` or raises.
+their default are left out. ``read_fields`` trusts nothing; ``graph.validate`` then checks every rule.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from farflung.errors import GraphError, VersionError
-from farflung.graph.ir import (
+from farflung.graph.nodes import (
     Arg,
     DTypeArg,
-    Graph,
+    GraphFields,
     InitStep,
     LocalRef,
     Op,
@@ -30,9 +30,9 @@ from farflung.graph.ir import (
     TensorSpec,
     ValueRef,
 )
-from farflung.graph.validate import DEFAULT_LIMITS, Limits, validate
+from farflung.graph.validate import Limits
 
-__all__ = ["GRAPH_FORMAT", "GRAPH_VERSION", "Fields", "parse", "read", "read_step", "write", "write_step"]
+__all__ = ["GRAPH_FORMAT", "GRAPH_VERSION", "Fields", "parse", "read_fields", "read_step", "write", "write_step"]
 
 GRAPH_FORMAT = "farflung-graph"
 GRAPH_VERSION = 1
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _ODD_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def write(graph: Graph) -> str:
+def write(graph: GraphFields) -> str:
     """The canonical document of ``graph`` (not validated: a graph that breaks a rule can be written but not read)."""
     document: dict[str, Any] = {
         "format": GRAPH_FORMAT,
@@ -144,11 +144,11 @@ def _write_arg(arg: Arg) -> Any:
             return arg
 
 
-def read(text: str | bytes, limits: Limits = DEFAULT_LIMITS) -> Graph:
-    """Parse and validate a document.
+def read_fields(text: str | bytes, limits: Limits) -> dict[str, Any]:
+    """Parse a document; return the fields of its graph, which is not validated yet.
 
     Raises:
-        GraphError: corrupt, too large, or against a rule of ``graph.validate``; the text names the operator and the rule.
+        GraphError: corrupt, or too large.
         VersionError: written by another version of the format.
     """
     if len(text) > limits.document_bytes:
@@ -161,22 +161,21 @@ def read(text: str | bytes, limits: Limits = DEFAULT_LIMITS) -> Graph:
         raise VersionError(
             f"graph document has version {version}, this program reads {GRAPH_VERSION}: use equal versions on all machines"
         )
-    graph = Graph(
-        name=document.take("name", str),
-        mode=document.take("mode", str),
-        ops=tuple(
+    fields = {
+        "name": document.take("name", str),
+        "mode": document.take("mode", str),
+        "ops": tuple(
             _read_op(Fields(raw, f"operator {i}", _OP_DEFAULTS), limits) for i, raw in enumerate(document.take("ops", list))
         ),
-        states=tuple(
+        "states": tuple(
             _read_state(Fields(raw, f"state {i}", _STATE_DEFAULTS), limits) for i, raw in enumerate(document.take("states", list))
         ),
-        outputs=_read_named_values(document.take("outputs", list), "outputs"),
-        state_updates=_read_named_values(document.take("state_updates", list), "state_updates"),
-        meta=tuple((key, _is(value, str, f"meta {key!r}")) for key, value in sorted(document.take("meta", dict).items())),
-    )
+        "outputs": _read_named_values(document.take("outputs", list), "outputs"),
+        "state_updates": _read_named_values(document.take("state_updates", list), "state_updates"),
+        "meta": tuple((key, _is(value, str, f"meta {key!r}")) for key, value in sorted(document.take("meta", dict).items())),
+    }
     document.end()
-    validate(graph, limits)
-    return graph
+    return fields
 
 
 def parse(text: str | bytes) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farflung.errors import GraphError
-from farflung.graph.ir import Arg, LocalRef, Op, StateRef, ValueRef, iter_refs
+from farflung.graph.nodes import Arg, LocalRef, Op, StateRef, ValueRef, iter_refs
 from farflung.graph.opset import check_target
 from farflung.graph.signatures import check_call, signature
 

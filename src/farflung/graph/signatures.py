@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from farflung.errors import GraphError
-from farflung.graph.ir import Arg, DTypeArg, LocalRef, StateRef, ValueRef
+from farflung.graph.nodes import Arg, DTypeArg, LocalRef, StateRef, ValueRef
 from farflung.graph.operator_signatures import SIGNATURES
 from farflung.graph.opset import OpClass, info
 

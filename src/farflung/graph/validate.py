@@ -6,15 +6,15 @@ operator does with its arguments is checked later, by the engine under fake tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from farflung.errors import GraphError
 from farflung.graph.gradient import GRADIENT, read_gradient
-from farflung.graph.ir import (
+from farflung.graph.nodes import (
     DTYPES,
     Arg,
     DTypeArg,
-    Graph,
+    GraphFields,
     InitStep,
     LocalRef,
     Op,
@@ -28,7 +28,7 @@ from farflung.graph.ir import (
 from farflung.graph.opset import check_initializer, check_target
 from farflung.graph.signatures import check_call, signature
 
-__all__ = ["DEFAULT_LIMITS", "Limits", "check_arguments", "normalize", "validate"]
+__all__ = ["DEFAULT_LIMITS", "Limits", "check_arguments", "validate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ _MODES = ("train", "eval")
 _INT_BOUND = 1 << 63
 
 
-def validate(graph: Graph, limits: Limits = DEFAULT_LIMITS) -> None:
+def validate(graph: GraphFields, limits: Limits = DEFAULT_LIMITS) -> None:
     """Check every rule.
 
     Raises:
@@ -78,24 +78,7 @@ def validate(graph: Graph, limits: Limits = DEFAULT_LIMITS) -> None:
         raise GraphError(f"graph {graph.name!r} has {size} characters of meta: at most {limits.meta_bytes} are allowed")
 
 
-def normalize(graph: Graph) -> Graph:
-    """The same graph with each placeholder directly before its first reader (unread ones stay in front)."""
-    first: dict[str, int] = {}
-    for index, op in enumerate(graph.ops):
-        for value in op.values():
-            first.setdefault(value.op, index)
-    before: dict[int, list[Op]] = {}
-    for op in graph.placeholders:
-        before.setdefault(first.get(op.name, 0), []).append(op)
-    ordered: list[Op] = []
-    for index, op in enumerate(graph.ops):
-        ordered.extend(before.get(index, ()))
-        if op.kind is not OpKind.PLACEHOLDER:
-            ordered.append(op)
-    return graph if tuple(ordered) == graph.ops else replace(graph, ops=tuple(ordered))
-
-
-def _check_counts(graph: Graph, limits: Limits) -> None:
+def _check_counts(graph: GraphFields, limits: Limits) -> None:
     for what, count, most in (
         ("operators", len(graph.ops), limits.ops),
         ("states", len(graph.states), limits.states),
@@ -136,7 +119,7 @@ def _shape(spec: TensorSpec) -> str:
     return "x".join(str(size) if size.bit_length() < 128 else "(huge)" for size in spec.shape)
 
 
-def _check_states(graph: Graph, limits: Limits) -> None:
+def _check_states(graph: GraphFields, limits: Limits) -> None:
     seen: set[str] = set()
     data_bytes = 0
     for state in graph.states:
@@ -231,7 +214,7 @@ def _leaves(arg: Arg, depth: int = 64, where: str = "") -> list[Arg]:
     return [leaf for item in arg for leaf in _leaves(item, depth - 1, where)]
 
 
-def _check_ops(graph: Graph, limits: Limits) -> dict[str, tuple[TensorSpec, ...]]:
+def _check_ops(graph: GraphFields, limits: Limits) -> dict[str, tuple[TensorSpec, ...]]:
     """Check the operators in order; returns their outputs by name."""
     made: dict[str, tuple[TensorSpec, ...]] = {}
     drawn = 0
@@ -273,7 +256,7 @@ def _check_form(op: Op, where: str, limits: Limits) -> None:
         raise GraphError(f"{where}: rng is {op.rng}, but this operator draws no random numbers")
 
 
-def _check_reads(graph: Graph, op: Op, made: dict[str, tuple[TensorSpec, ...]], where: str) -> None:
+def _check_reads(graph: GraphFields, op: Op, made: dict[str, tuple[TensorSpec, ...]], where: str) -> None:
     for ref in _leaves((op.args, tuple(arg for _, arg in op.kwargs))):
         if isinstance(ref, ValueRef):
             if ref.op not in made:
@@ -297,7 +280,7 @@ def _check_kind(op: Op, where: str) -> None:
         raise GraphError(f"{where}: a variable has one argument, the state that it is")
 
 
-def _check_results(graph: Graph, made: dict[str, tuple[TensorSpec, ...]], limits: Limits) -> None:
+def _check_results(graph: GraphFields, made: dict[str, tuple[TensorSpec, ...]], limits: Limits) -> None:
     if len(dict(graph.outputs)) != len(graph.outputs):
         raise GraphError(f"graph {graph.name!r}: an output's name stands twice")
     if len(dict(graph.state_updates)) != len(graph.state_updates):
@@ -310,7 +293,7 @@ def _check_results(graph: Graph, made: dict[str, tuple[TensorSpec, ...]], limits
     _check_loss(graph, made)
 
 
-def _check_updates(graph: Graph, made: dict[str, tuple[TensorSpec, ...]]) -> None:
+def _check_updates(graph: GraphFields, made: dict[str, tuple[TensorSpec, ...]]) -> None:
     for name, value in graph.state_updates:
         state = graph.state.get(name)
         if state is None or state.trainable:
@@ -319,7 +302,7 @@ def _check_updates(graph: Graph, made: dict[str, tuple[TensorSpec, ...]]) -> Non
             raise GraphError(f"update of {name[:100]!r}: {value} has another shape or element type than the state")
 
 
-def _check_loss(graph: Graph, made: dict[str, tuple[TensorSpec, ...]]) -> None:
+def _check_loss(graph: GraphFields, made: dict[str, tuple[TensorSpec, ...]]) -> None:
     if graph.mode == "train":
         loss = dict(graph.outputs).get("loss")
         if loss is None:

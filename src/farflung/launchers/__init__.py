@@ -2,7 +2,8 @@
 
 In the order in which a command passes through it:
 
-- ``cluster_file``: the cluster file as ``ClusterSpec``; ``member_options``: options of brokers and workers as keys.
+- ``cluster_file``: reads the cluster file. ``cluster_spec``: ``ClusterSpec``, its content.
+- ``member_options``: options of brokers and workers as keys.
 - ``lifecycle``: ``up``, ``scale`` and ``down``, the same for each provider.
 - ``state``: what this machine knows about clusters that are up.
 - ``base``: ``Provider``: the protocol; ``registry``: ``PROVIDERS``: providers by name.

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from farflung.job.section import Section
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.programs import Program
-
-if TYPE_CHECKING:
-    from farflung.launchers.cluster_file import ClusterSpec
 
 __all__ = ["BROKER", "Process", "ProcessState", "Provider", "ProviderType"]
 

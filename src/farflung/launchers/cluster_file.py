@@ -11,54 +11,20 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import ValidationError, create_model
 
 from farflung.errors import InputError
 from farflung.job.explain import explain
 from farflung.job.section import Section
-from farflung.launchers.member_options import BrokerOptions, JoinOptions, Label, Variables, duration
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.registry import PROVIDERS
 
-__all__ = ["BrokerSpec", "ClusterSpec", "WorkersSpec", "load_cluster", "make_cluster", "settings_of"]
+__all__ = ["load_cluster", "make_cluster"]
 
 #: A cluster file is small; anything larger is refused before it is parsed.
 _MOST_BYTES = 1 << 20
-SettingsKind = TypeVar("SettingsKind", bound=Section)
-
-
-class BrokerSpec(BrokerOptions):
-    """The broker. Further keys are the options of `farflung broker`, with `_` in place of `-`."""
-
-    #: How long tickets of this cluster are valid.
-    valid: duration = "30 d"
-    #: Variables of the broker's environment.
-    environment: Variables = {}
-
-
-class WorkersSpec(JoinOptions):
-    """The workers. Further keys are the options of `farflung join`, with `_` in place of `-`."""
-
-    #: The number of workers. Without a value: one for each place that the provider's table names.
-    count: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    #: Variables of the workers' environment.
-    environment: Variables = {}
-
-
-class ClusterSpec(Section):
-    """A cluster: the keys outside of all tables."""
-
-    #: The cluster's name. Names of its workers begin with it.
-    name: Label
-    #: What starts the processes. The table with the same name has its settings.
-    provider: str = "ssh"
-    broker: BrokerSpec = BrokerSpec()
-    workers: WorkersSpec = WorkersSpec()
-
-    def worker_name(self, place: str) -> str:
-        """Return the name of the worker at ``place``."""
-        return f"{self.name}-{place}"
 
 
 def load_cluster(path: Path) -> ClusterSpec:
@@ -106,13 +72,6 @@ def make_cluster(document: Mapping[str, Any], source: str = "cluster") -> Cluste
             raise InputError(f"{source}: {explain(error, kind)}") from None
         raise InputError(f"{source}: only numbers, texts, booleans, lists and tables are allowed: {error}") from None
     return cluster
-
-
-def settings_of(cluster: ClusterSpec, kind: type[SettingsKind]) -> SettingsKind:
-    """Return the checked table of the provider of ``cluster``, which is of the type ``kind``."""
-    settings = getattr(cluster, cluster.provider)
-    assert isinstance(settings, kind)
-    return settings
 
 
 def _default(settings: type[Section]) -> object:

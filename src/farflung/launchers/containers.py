@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.launchers.cluster_file import ClusterSpec
+from farflung.launchers.cluster_spec import ClusterSpec
 
 __all__ = ["HOME", "MEMBER_PORT", "PORT", "USER", "broker_words", "worker_words"]
 

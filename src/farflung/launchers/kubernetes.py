@@ -17,7 +17,7 @@ from pydantic import Field
 from farflung.errors import FarflungError
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, settings_of
+from farflung.launchers.cluster_spec import ClusterSpec, settings_of
 from farflung.launchers.containers import HOME, MEMBER_PORT, PORT, USER, broker_words, worker_words
 from farflung.launchers.member_options import Label
 from farflung.launchers.programs import Program, run_one

@@ -11,7 +11,7 @@ from typing import Any
 from farflung.clock import monotonic
 from farflung.errors import FarflungError, InputError
 from farflung.launchers.base import BROKER, Process, ProcessState, Provider
-from farflung.launchers.cluster_file import ClusterSpec
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.programs import run_one
 from farflung.launchers.registry import PROVIDERS
 from farflung.launchers.state import ClusterFolder, ClusterState

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from farflung.errors import FarflungError
 from farflung.launchers.base import BROKER, Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.host_requests import ProcessStart, ShowLog, StopProcesses, encode
 from farflung.launchers.hosted_processes import HostedProcesses
 from farflung.launchers.programs import Program, run_all

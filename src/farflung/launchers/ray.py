@@ -20,7 +20,7 @@ from farflung.errors import ConnectionLost, InputError
 from farflung.ids import new_id
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, settings_of
+from farflung.launchers.cluster_spec import ClusterSpec, settings_of
 from farflung.launchers.host_requests import ProcessStart, ShowLog, encode
 from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Program

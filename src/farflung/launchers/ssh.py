@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, settings_of
+from farflung.launchers.cluster_spec import ClusterSpec, settings_of
 from farflung.launchers.host_requests import (
     AskBroker,
     HostRequest,

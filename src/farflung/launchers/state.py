@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import InputError
-from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.cluster_file import make_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.security.files import make_private_folder, read_private, write_private
 from farflung.security.user_home import home
 

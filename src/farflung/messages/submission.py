@@ -21,7 +21,6 @@ from farflung.messages.document_bounds import BOUNDS, check_depth, count_items
 from farflung.messages.schema import Channel
 from farflung.messages.wire_form import decode_as, encode
 from farflung.optim import check_optimizer
-from farflung.plan.document import plan_from_json
 from farflung.plan.model import Plan
 from farflung.wire.frames import decode_frame, encode_frame
 
@@ -192,7 +191,7 @@ def plan_of(message: AttemptMessage) -> Plan:
     """
     if message.documents[-1:] != (_PLAN,) or len(message.sections) != len(message.documents):
         raise WireError("the broker sent no plan with the run; install the same farflung on both machines")
-    return plan_from_json(unsqueeze(message.sections[-1]))
+    return Plan.from_json(unsqueeze(message.sections[-1]))
 
 
 def _unpack_all(packed: Iterable[tuple[str, memoryview | bytes]]) -> dict[str, bytes]:

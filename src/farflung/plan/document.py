@@ -6,18 +6,18 @@ import json
 from typing import Any
 
 from farflung.errors import PlanError, VersionError
-from farflung.plan.model import PLAN_VERSION, CodecChoice, LinkPlan, Plan, Replica, Setting, Stage, SyncLayer, SyncPlan
+from farflung.plan.parts import PLAN_VERSION, CodecChoice, LinkPlan, PlanFields, Replica, Setting, Stage, SyncLayer, SyncPlan
 from farflung.sync.reductions import Reduction
 
-__all__ = ["plan_from_json", "plan_to_json"]
+__all__ = ["plan_fields", "write_plan"]
 
 _MAX_CHARACTERS = 64 << 20
 _MAX_STAGES = 100_000
 _PLAN = {"version", "graph", "planner", "schedule", "micro_batch_sizes", "stages", "links", "sync"}
 
 
-def plan_to_json(plan: Plan) -> str:
-    """The plan as JSON text that ``plan_from_json`` reads back to an equal plan."""
+def write_plan(plan: PlanFields) -> str:
+    """The plan as JSON text. ``plan_fields`` reads its fields back."""
     body = {
         "version": plan.version,
         "graph": plan.graph_hash,
@@ -39,8 +39,8 @@ def plan_to_json(plan: Plan) -> str:
     return json.dumps(body, separators=(",", ":"), allow_nan=False)
 
 
-def plan_from_json(text: str | bytes) -> Plan:
-    """Read what ``plan_to_json`` wrote.
+def plan_fields(text: str | bytes) -> dict[str, Any]:
+    """Read what ``write_plan`` wrote: the fields of the plan.
 
     Raises:
         VersionError: it was written by a version of farflung with another plan format.
@@ -62,15 +62,15 @@ def plan_from_json(text: str | bytes) -> Plan:
     sizes = tuple(_count(size, "micro_batch_sizes", 1) for size in _list(table["micro_batch_sizes"], "micro_batch_sizes"))
     if not sizes:
         raise _fail("micro_batch_sizes", "the samples of at least one micro-batch", [])
-    return Plan(
-        graph_hash=_text(table["graph"], "graph"),
-        planner=_text(table["planner"], "planner"),
-        schedule=_text(table["schedule"], "schedule"),
-        micro_batch_sizes=sizes,
-        stages=tuple(_stage(i, entry) for i, entry in enumerate(stages)),
-        links=tuple(_link(i, entry) for i, entry in enumerate(links)),
-        sync=None if table["sync"] is None else _sync(table["sync"]),
-    )
+    return {
+        "graph_hash": _text(table["graph"], "graph"),
+        "planner": _text(table["planner"], "planner"),
+        "schedule": _text(table["schedule"], "schedule"),
+        "micro_batch_sizes": sizes,
+        "stages": tuple(_stage(i, entry) for i, entry in enumerate(stages)),
+        "links": tuple(_link(i, entry) for i, entry in enumerate(links)),
+        "sync": None if table["sync"] is None else _sync(table["sync"]),
+    }
 
 
 def _stage_body(stage: Stage) -> dict[str, object]:

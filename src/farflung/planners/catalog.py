@@ -38,12 +38,6 @@ def _op_fence() -> Planner:
     return OpFence()
 
 
-def _auto() -> Planner:
-    from farflung.planners.auto import Auto
-
-    return Auto()
-
-
 def _grid(method: GridMethod) -> Callable[[], Planner]:
     def make() -> Planner:
         from farflung.planners.papers import GridPlanner
@@ -62,9 +56,8 @@ def _hybrid_ps() -> Planner:
 #: These have replicas of their own; ``auto`` chooses the schedule too.
 _GRIDS = frozenset(("grid", "dtfm", "kernighan_lin", "random_grid", "hybrid_ps"))
 #: Planners by name; installed packages add theirs under the entry-point group ``farflung.planners``.
-#: Those that take long come last.
+#: The package adds ``auto``, which searches from the plans of these.
 PLANNERS: Registry[Planner] = Registry("planner", "planners")
-PLANNERS.add("auto", _auto)
 PLANNERS.add("equal_number", _equal_number)
 PLANNERS.add("equal_compute", _equal_compute)
 PLANNERS.add("random", _random)

@@ -2,7 +2,7 @@
 
 The broker, in the order in which an event passes through it:
 
-- ``events``: events and commands.
+- ``events``: events and commands; ``helper_events``: those about helpers.
 - ``broker``: ``BrokerMachine``: passes events to the parts below.
 - ``members``, ``runs``: one member, one run; ``cluster_state``: ``ClusterState``: all of them.
 - ``membership``: members join, leave and are lost.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.errors import FailedBatch
-from farflung.protocol.hybrid.helper_events import AskHelper, HelperGone, HelperMoves
+from farflung.protocol.helper_events import AskHelper, HelperGone, HelperMoves
 from farflung.units import counted
 
 __all__ = [

@@ -5,7 +5,7 @@
 | job.json        | the job (``JobSpec``)                                       | before the first step   |
 | graph.json      | the operator graph (``Graph.to_json``)                      | before the first step   |
 | topology.json   | devices and links (``Topology.to_json``)                    | before the first step   |
-| plan.json       | the newest plan (``plan_to_json``)                          | before the first step   |
+| plan.json       | the newest plan (``Plan.to_json``)                          | before the first step   |
 | metrics.jsonl   | a line per step, evaluation, recovery (``read_record``)       | as the run goes         |
 | attempts.jsonl  | plan and topology of each attempt (``AttemptRecord``)         | when an attempt begins  |
 | relayed.jsonl   | what each relay carried (``RelayedRecord``), if there was one | when a relay ends       |

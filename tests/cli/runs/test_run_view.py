@@ -31,7 +31,6 @@ from farflung.messages.watching import (
     Started,
 )
 from farflung.plan import LinkPlan, Plan, Replica, Stage
-from farflung.plan.document import plan_to_json
 from farflung.plan.model import SyncPlan
 from farflung.telemetry import CodecUse, EvaluationRecord, RunResult, StepRecord
 
@@ -63,7 +62,7 @@ def step(number: int, seconds: float = 2.0) -> StepRecord:
 
 def planned_as(plan: Plan) -> Planned:
     return Planned(
-        plan=plan_to_json(plan),
+        plan=plan.to_json(),
         addresses={},
         predicted=1.5,
         **TEXTS,

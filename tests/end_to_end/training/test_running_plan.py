@@ -28,7 +28,6 @@ from farflung.clock import monotonic
 from farflung.messages.watching import Note
 from farflung.messages.watching import Planned as PlannedMessage
 from farflung.plan import Plan
-from farflung.plan.document import plan_to_json
 from farflung.protocol.events import RunRestored
 from farflung.telemetry import RunFolder, injecting
 from tests.support.loopback import Finished, Loopback, captured, cut_off, text_folder, text_job
@@ -132,7 +131,7 @@ def test_a_broker_that_was_started_again_knows_the_plan_that_ran(place: Path, tm
     with closing(Journal(tmp_path / "broker" / "journal.sqlite")) as journal:
         assert [one.plan for one in journal.runs] == [digest]
     assert restored(1, digest)[0].running == plan
-    folder.plan.write_text(plan_to_json(replace(plan, planner="newer")), encoding="utf-8")
+    folder.plan.write_text(replace(plan, planner="newer").to_json(), encoding="utf-8")
     live, event = restored(1, digest)
     assert live.running is None, "the broker died between the newer plan and its journal: workers retain states by the older one"
     assert (event.expected, event.names) == (2, ())

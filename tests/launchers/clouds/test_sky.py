@@ -18,7 +18,8 @@ import pytest
 from farflung.errors import FarflungError, InputError
 from farflung.launchers.base import ProcessState
 from farflung.launchers.clouds.sky import SkyProvider
-from farflung.launchers.cluster_file import ClusterSpec, make_cluster
+from farflung.launchers.cluster_file import make_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.programs import run_one, show_all
 
 #: A Python with the package skypilot.

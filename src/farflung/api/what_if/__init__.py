@@ -1,6 +1,5 @@
 """Evaluate a cluster before it exists: change machines, links and settings, and see what a job would do.
 
-- ``changes``: one change of a topology, as text (``--what-if`` of ``farflung plan``).
 - ``scenario``: ``Scenario``: all that a user can change, as data, and the topology and job that result.
 - ``model_presets``: jobs with well-known models.
 - ``evaluation``: ``evaluate``: step time, throughput, memory, cost and energy of one plan, in milliseconds.
@@ -8,7 +7,6 @@
 - ``session``: ``WhatIfSession``: follows the newest scenario: first the present plan, then a new one.
 """
 
-from farflung.api.what_if.changes import changed_topology
 from farflung.api.what_if.evaluation import Evaluation, evaluate
 from farflung.api.what_if.scenario import Choices, LinkChange, MachineChange, Scenario
 from farflung.api.what_if.session import View, WhatIfSession
@@ -21,6 +19,5 @@ __all__ = [
     "Scenario",
     "View",
     "WhatIfSession",
-    "changed_topology",
     "evaluate",
 ]

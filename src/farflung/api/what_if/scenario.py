@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from farflung.api.what_if.changes import with_copies
+from farflung.api.topology_changes import with_copies
 from farflung.cluster import Device, Topology, with_relays
 from farflung.cluster.topology import link_caps
 from farflung.errors import InputError

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from farflung.api import why  # as a module: it imports this package
+from farflung.api.plan_explanation import Case, Reasons, reasons
 from farflung.api.what_if.evaluation import Evaluation, adapted, evaluate
 from farflung.api.what_if.planning_client import PlanningClient, PlanTask, Superseded
 from farflung.api.what_if.scenario import Scenario
@@ -38,7 +38,7 @@ class View:
     evaluation: Evaluation | None = None
     graph: Graph | None = None
     planned: bool = False
-    reasons: why.Reasons | None = None
+    reasons: Reasons | None = None
     error: str = ""
 
 
@@ -152,7 +152,7 @@ class WhatIfSession:
         found, graph = view.evaluation, view.graph
         assert found is not None
         assert graph is not None
-        case = why.Case(
+        case = Case(
             graph=graph,
             topology=found.topology,
             job=found.job,
@@ -160,5 +160,5 @@ class WhatIfSession:
             estimate=found.estimate,
             replan=lambda topology: found.plan,
         )
-        found_reasons = why.reasons(case, changes=False)
+        found_reasons = reasons(case, changes=False)
         return View(number=view.number, state="ready", evaluation=found, graph=graph, planned=view.planned, reasons=found_reasons)

@@ -9,7 +9,6 @@ from farflung.cluster import Topology
 from farflung.job.spec import CodecSpec, JobSpec, LimitSpec
 from farflung.plan import Estimate, Plan, explain
 from farflung.plan.allowed import allowed_devices
-from farflung.plan.document import plan_to_json
 from farflung.plan.fault_tolerance.protection import Protection, protect
 from farflung.plan.report.summary import listed, plan_line
 from farflung.units import BytesPerSecond, Seconds
@@ -74,7 +73,7 @@ class Planned:
     @property
     def plan_json(self) -> str:
         """The plan as a document."""
-        return plan_to_json(self.plan)
+        return self.plan.to_json()
 
     def protection(self, job: JobSpec) -> Protection:
         """Which devices store copies of the states of other devices."""

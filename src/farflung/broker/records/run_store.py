@@ -28,7 +28,6 @@ from farflung.errors import CheckpointError, DataError, DiskFull, InputError
 from farflung.graph.ir import StateKind
 from farflung.job import to_json as job_to_json
 from farflung.messages.submission import Bundle
-from farflung.plan.document import plan_to_json
 from farflung.plan.model import Plan
 from farflung.step.run_setup import Committed
 from farflung.telemetry.faults import fault_point
@@ -91,7 +90,7 @@ class RunStore:
 
     def write_plan(self, plan: Plan, topology: str) -> str:
         """Write the plan and the topology for which it was made. Return the SHA-256 of the plan's document."""
-        document = plan_to_json(plan)
+        document = plan.to_json()
         self._write(self.folder.plan, document)
         self._write(self.folder.topology, topology)
         return hashlib.sha256(document.encode()).hexdigest()
@@ -219,7 +218,7 @@ class RunStore:
             step=step,
             job=job_to_json(bundle.job),
             graph_hash=graph.hash,
-            plan=plan_to_json(plan),
+            plan=plan.to_json(),
             shards=tuple(shards[device][0] for device in plan.devices),
             ledger=self._ledger(committed, sum(bundle.job.micro_batch_sizes)),
             aliases={state.name: state.aliases for state in graph.states if state.aliases},

@@ -11,7 +11,8 @@ import typer
 
 from farflung.cli.completion import complete_cluster
 from farflung.cli.options import JsonOption, answer, quantity
-from farflung.launchers.cluster_file import ClusterSpec, load_cluster
+from farflung.launchers.cluster_file import load_cluster
+from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.lifecycle import Joined, Lifecycle, open_cluster
 from farflung.launchers.state import ClusterFolder
 from farflung.telemetry.activity import Activity

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.api.plan_file import PlanFile
-from farflung.api.what_if.changes import WHAT_IF, changed_topology
+from farflung.api.topology_changes import WHAT_IF, changed_topology
 from farflung.broker.planning import Planned, plan_run
 from farflung.cli.completion import complete_run
 from farflung.cli.options import HomeOption, VerboseOption, about, to_write
@@ -30,8 +30,8 @@ from farflung.telemetry.activity import Activity
 from farflung.units import Seconds, counted
 
 if TYPE_CHECKING:
+    from farflung.api.plan_explanation import Reasons
     from farflung.api.tolerance import Tolerance
-    from farflung.api.why import Reasons
     from farflung.planners.auto import AutoSettings
 
 __all__ = ["register"]
@@ -229,7 +229,7 @@ class _Planning:
 
     def reasons(self, planned: Planned, *, changes: bool = True) -> Reasons:
         """Why the plan is as it is. ``changes``: compare it with other planners and topologies."""
-        from farflung.api.why import Case, reasons
+        from farflung.api.plan_explanation import Case, reasons
 
         bundle = self.bundle
         case = Case(

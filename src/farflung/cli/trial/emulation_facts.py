@@ -17,7 +17,7 @@ from farflung.units import Bytes, Seconds, counted
 
 if TYPE_CHECKING:
     from farflung.cluster import Network
-    from farflung.cluster.network import Change
+    from farflung.cluster.timeline import Change
     from farflung.emulation import Emulation
     from farflung.emulation.records import Record
     from farflung.emulation.session import PairCounters

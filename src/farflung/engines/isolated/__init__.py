@@ -4,6 +4,7 @@ In the order in which a call passes through:
 
 - ``engine``: ``IsolatedEngine`` is a worker's engine; ``AttemptEngine`` is that of one attempt, with its own process.
 - ``runner``: a ``StageRunner`` of it; checks what comes back against the graph.
+- ``exchange``: one message and its answer at a time.
 - ``process``: starts and ends processes, waits for answers, says how a process died.
 - ``control``: the messages. ``arena``: the shared memory for arrays.
 - ``zygote``: the process that forks, and the guard of each process that computes.

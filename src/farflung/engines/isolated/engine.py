@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import RLock
+from collections.abc import Sequence
 
 import psutil
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.arena import Arena, Slot
-from farflung.engines.isolated.control import Done, EngineCall, Message, OpenStage, Piece, Reached, Resume, Settings
+from farflung.engines.isolated.control import Done, EngineCall, Message, OpenStage, Piece, Settings
+from farflung.engines.isolated.exchange import Exchange
 from farflung.engines.isolated.process import Compute, Deadlines, Zygote
 from farflung.engines.isolated.runner import IsolatedRunner
 from farflung.errors import WireError
@@ -39,15 +38,13 @@ def start_attempt(zygote: Zygote, memory: int, *, accelerator: bool = False, dea
     return AttemptEngine(start_compute(zygote, memory, accelerator=accelerator, deadlines=deadlines), zygote.version)
 
 
-class AttemptEngine:
+class AttemptEngine(Exchange):
     """An ``Engine`` in a process of its own, which ends with the last reference to it and its runners, or with ``end``."""
 
     def __init__(self, compute: Compute, version: str, rank: int = 0) -> None:
         """``rank``: which of the processes of ``compute`` this is the engine of; the engine of rank 0 closes them."""
+        super().__init__(compute, rank)
         self._version = version
-        self._compute, self.rank = compute, rank
-        #: One exchange at a time; reentrant, because gradients are taken inside a backward.
-        self._lock = RLock()
         self._runners = 0
         self._graph: Graph | None = None
         if rank == 0:
@@ -57,54 +54,6 @@ class AttemptEngine:
     def holds(self) -> tuple[str, ...]:
         """The protections that hold (``lockdown.PROTECTIONS``)."""
         return self._compute.holds
-
-    # -- messages -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def message(self) -> Iterator[Arena]:
-        """The shared memory to write a message's arrays into; inside, ``ask`` sends the message."""
-        with self._lock:
-            arena = self._compute.arenas[self.rank]
-            arena.begin()
-            yield arena
-
-    def ask(self, message: Message, what: str, ready: Callable[[int], None] | None = None) -> Done:
-        """Send a message and return the answer; ``ready`` is called as ``StageRunner.watch`` says.
-
-        Raises:
-            FarflungError: the engine refuses, with its own error.
-            EngineCrashed: the process has died, or does not answer in time.
-        """
-        self.post(message)
-        return self.answer(what, ready)
-
-    def post(self, message: Message) -> None:
-        """Send a message; ``answer`` must follow, inside the same ``message``."""
-        self._compute.post(message, self.rank)
-
-    def answer(self, what: str, ready: Callable[[int], None] | None = None) -> Done:
-        """The answer to the last message, as ``ask`` returns it."""
-        answer = self._compute.answer(what, self.rank)
-        while isinstance(answer, Reached):
-            try:
-                if ready is not None:
-                    ready(answer.index)
-            except BaseException:
-                self.end()  # it waits inside a backward that nobody will go on with
-                raise
-            self._compute.arenas[self.rank].begin()
-            self.post(Resume())
-            answer = self._compute.answer(what, self.rank)
-        return answer
-
-    def copy(self, slot: Slot, budget: MemoryBudget) -> Array:
-        """A copy of an array of the last answer, which counts in ``budget``."""
-        return self._compute.arenas[self.rank].copy(slot, budget)
-
-    def release(self) -> None:
-        """Give back the memory of large messages, such as those with states."""
-        with self._lock:
-            self._compute.arenas[self.rank].release()
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
@@ -122,10 +71,6 @@ class AttemptEngine:
     def lost(self) -> bool:
         """See ``Engine``."""
         return self._compute.lost
-
-    def end(self) -> None:
-        """End the process, from any thread: calls raise ``EngineCrashed`` from now on."""
-        self._compute.end()
 
     def version(self) -> str:
         """See ``Engine``."""
@@ -273,6 +218,7 @@ class IsolatedEngine:
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> IsolatedRunner:
         """A runner in a process of its own, or in that of ``share``."""
         attempt = share.attempt if isinstance(share, IsolatedRunner) else self.attempt(settings.device, 0)
+        assert isinstance(attempt, AttemptEngine)  # each runner is opened by one
         return attempt.open(subgraph, settings, share)
 
     def verify(self, graph: Graph) -> None:

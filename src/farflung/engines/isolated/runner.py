@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.engines.isolated.control import Arrays, Call, Done, Fold, Method
+from farflung.engines.isolated.exchange import Exchange
 from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import StateKind, TensorSpec, Use, ValueRef
 from farflung.optim import WIDE_SLOTS, rules_of, stored_shapes
-
-if TYPE_CHECKING:
-    from farflung.engines.isolated.engine import AttemptEngine
 
 __all__ = ["IsolatedRunner"]
 
@@ -32,7 +29,7 @@ _GRADIENTS = frozenset({"float64", "float32", "float16", "bfloat16"})
 class IsolatedRunner:
     """See ``StageRunner``. Not thread-safe, as any runner."""
 
-    def __init__(self, attempt: AttemptEngine, number: int, subgraph: SubGraph, settings: EngineSettings) -> None:
+    def __init__(self, attempt: Exchange, number: int, subgraph: SubGraph, settings: EngineSettings) -> None:
         self.subgraph = subgraph
         self.attempt, self.number = attempt, number
         graph, own = subgraph.graph, range(subgraph.start, subgraph.stop)

@@ -26,6 +26,7 @@ from farflung.engines.isolated.control import (
     receive_with_files,
     send,
 )
+from farflung.engines.registry import rank_engine
 from farflung.engines.state_file import StateFile
 from farflung.errors import FarflungError
 from farflung.graph.cut import SubGraph
@@ -160,7 +161,7 @@ class Service:
             case "measure":
                 return Done(report=engine.measure(order.device, order.limit))
             case "connect":
-                self._engine = engine.join_ranks(int(order.numbers[0]), order.names, os.environ["TMPDIR"])  # type: ignore[attr-defined]
+                self._engine = rank_engine(int(order.numbers[0]), order.names, os.environ["TMPDIR"])
             case "share":
                 return Done(numbers={"share": engine.share(order.device, order.numbers[0])})
         return Done()

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, EngineSupport, StageRunner
+from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device
 from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices
 from farflung.engines.torch.arrays import to_array
@@ -86,12 +86,6 @@ class TorchEngine:
         device = self._device(settings.device)
         self.verify(subgraph.graph)
         return device
-
-    def join_ranks(self, rank: int, devices: Sequence[str], folder: str) -> Engine:
-        """Return the engine of ``rank`` of a site; see ``farflung.engines.torch.ranks``."""
-        from farflung.engines.torch.ranks.engine import RankEngine  # torch.distributed is for sites only
-
-        return RankEngine(rank, devices, folder)
 
     def verify(self, graph: Graph) -> None:
         """Check every operator's declared results on the meta device.

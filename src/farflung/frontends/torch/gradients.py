@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.arguments import Call, Ready
+from farflung.frontends.torch.finishing import Draft
 from farflung.frontends.torch.functions import Backward
 from farflung.graph.ir import Arg, LocalRef, ValueRef
 
-if TYPE_CHECKING:
-    from farflung.frontends.torch.lowering import Lowering
+__all__ = ["BackwardLowering", "gradient_call"]
 
-__all__ = ["gradient_call"]
+
+class BackwardLowering(Protocol):
+    """The pass that lowers the nodes of a backward (``lowering.Lowering``)."""
+
+    drafts: list[Draft]
+    env: dict[Node, Any]
+
+    def run(self, module: GraphModule) -> tuple[Any, ...]:
+        """Lower all nodes of ``module``; return the output's references."""
+
+    def read(self, node: Node) -> Any:
+        """Return the reference to the result of ``node``."""
 
 
 def gradient_call(
-    backward: Backward, inputs: Sequence[Node], outputs: Sequence[Any], saved: Sequence[Any], lowering: type[Lowering]
+    backward: Backward, inputs: Sequence[Node], outputs: Sequence[Any], saved: Sequence[Any], body: BackwardLowering
 ) -> Call:
     """The call of ``farflung.gradient``: inputs, outputs, saved tensors, and the backward as steps.
+
+    ``body``: a pass that has lowered nothing yet.
 
     Raises:
         CaptureError: the backward uses an operator that is not allowed, draws random numbers or holds tensors of its own.
     """
-    body = lowering(owners={}, buffers=frozenset())
     placeholders = [node for node in backward.body.graph.nodes if node.op == "placeholder"]
     for number, node in enumerate(placeholders):
         body.env[node] = LocalRef(number)

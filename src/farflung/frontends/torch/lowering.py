@@ -245,7 +245,7 @@ class Lowering:
         """``farflung.gradient``: a custom function's results with its own backward (see ``gradients``)."""
         inputs, outputs, saved, number = node.args
         backward = self.backwards[number]  # type: ignore[index]
-        call = gradient_call(backward, inputs, outputs, saved, Lowering)  # type: ignore[arg-type]
+        call = gradient_call(backward, inputs, outputs, saved, Lowering(owners={}, buffers=frozenset()))  # type: ignore[arg-type]
         constant = {draft.name for draft in self.drafts if draft.no_grad}
         places = {self.read(item): place for place, item in enumerate(inputs)}  # type: ignore[arg-type]
 

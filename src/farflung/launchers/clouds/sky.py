@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from farflung.errors import FarflungError, InputError
 from farflung.job.section import Section
 from farflung.launchers.base import BROKER, Process, ProcessState
-from farflung.launchers.cluster_file import ClusterSpec, settings_of
+from farflung.launchers.cluster_spec import ClusterSpec, settings_of
 from farflung.launchers.local_broker import BrokerHere
 from farflung.launchers.programs import Finished, Program, run_all, run_one
 from farflung.security.files import make_private_folder, write_private

@@ -27,6 +27,7 @@ from farflung.planners.auto.quick import Quick
 from farflung.planners.auto.settings import AutoSettings, Trial
 from farflung.planners.auto.starts import grids, nearest, steps
 from farflung.planners.base import Evaluate
+from farflung.planners.catalog import get_planner, planner_names
 from farflung.planners.finish import Problem
 
 __all__ = ["Search"]
@@ -138,8 +139,6 @@ class Search:
 
     def _members(self) -> None:
         """The plans of the other planners, and those that were given."""
-        from farflung.planners.catalog import get_planner, planner_names
-
         problem = self.problem
         chosen = self.settings.members
         left_out = _LEFT_OUT | (_SLOW if len(problem.topology) > _FEW else frozenset())

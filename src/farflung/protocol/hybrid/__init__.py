@@ -1,6 +1,5 @@
 """Helpers of hybrid plans.
 
-- ``helper_events``: the events and commands about helpers.
 - ``helper_pool``: which unreliable members help which run.
 - ``expected_helpers``: where the helpers of a new plan will help, and how fast its servers are with them.
 - ``server_choice``: which server of the run a helper joins, and which helper moves to another stage.

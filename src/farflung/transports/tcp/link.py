@@ -54,7 +54,7 @@ class _Pending:
 class TcpLink(Measured):
     """All connections with ``peer``, and the frames on their way both ways."""
 
-    def __init__(self, peer: str, host: LinkHost) -> None:
+    def __init__(self, peer: str, host: LinkHost[TcpLink]) -> None:
         super().__init__(lambda: host.others(self))
         config = host.config
         self.peer, self._host, self._config = peer, host, config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from farflung.errors import FarflungError
 from farflung.thread_group import ThreadGroup
@@ -12,13 +12,13 @@ from farflung.transports.tcp.adaptation import Cap
 from farflung.transports.tcp.byte_counts import Others
 from farflung.wire.frames import Frame, FrameLimits
 
-if TYPE_CHECKING:
-    from farflung.transports.tcp.link import TcpLink
-
 __all__ = ["LinkHost"]
 
+#: The type of the links.
+_Link_contra = TypeVar("_Link_contra", contravariant=True)
 
-class LinkHost(Protocol):
+
+class LinkHost(Protocol[_Link_contra]):
     """The endpoint, as its links see it."""
 
     @property
@@ -42,20 +42,20 @@ class LinkHost(Protocol):
     def arrival(self, arrival: Arrival) -> None:
         """A frame of ``arrival.nbytes`` came."""
 
-    def dial_link(self, link: TcpLink) -> bool:
+    def dial_link(self, link: _Link_contra) -> bool:
         """Make one more connection for ``link``; False: nobody knows where the peer is.
 
         Raises:
             FarflungError: it can't be reached.
         """
 
-    def can_dial(self, link: TcpLink) -> bool:
+    def can_dial(self, link: _Link_contra) -> bool:
         """Whether the peer can be dialled at all; else it dials."""
 
-    def link_over(self, link: TcpLink, error: FarflungError, *, told: bool) -> None:
+    def link_over(self, link: _Link_contra, error: FarflungError, *, told: bool) -> None:
         """``link`` is no more; ``told``: those who wait for the peer's frames must hear of it."""
 
-    def others(self, link: TcpLink) -> Others:
+    def others(self, link: _Link_contra) -> Others:
         """What goes over the other links."""
 
     def log(self, text: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from farflung.api.plan_explanation import Reasons
 from farflung.api.what_if import Evaluation, View
-from farflung.api.why import Reasons
 from farflung.ledger.words import money
 from farflung.units import Bytes, Seconds
 from farflung.web.reports.ink import inline

@@ -1,6 +1,7 @@
 """What holds a run's step up, what would shorten it, and what protects its states. A simulation in a process of its own.
 
-The simulator runs the plan several times (``api.why``). In this process it would delay pages, because Python runs one thread at a
+The simulator runs the plan several times (``api.plan_explanation``).
+In this process it would delay pages, because Python runs one thread at a
 time.
 """
 
@@ -46,7 +47,7 @@ class Analysis:
 
 def analyze(folder: Path) -> Analysis:
     """Return the analysis of the run in ``folder`` under its newest plan."""
-    from farflung.api.why import Case, reasons
+    from farflung.api.plan_explanation import Case, reasons
     from farflung.cluster import Topology
     from farflung.graph.ir import Graph
     from farflung.job.load import from_json

@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.harness.base import override
 from benchmarks.training.loss import Loss, LossSettings, _checks, _topology
-from benchmarks.training.loss_study.loss_study import LATENCY, LINKS, VARIANTS, LossStudy, auto_variant, summary
+from benchmarks.training.loss_study.loss_study import VARIANTS, LossStudy, auto_variant, summary
 from benchmarks.training.loss_study.runs import Gradients, Training, Values, adaptive_codecs, gpt_stages, train
+from benchmarks.training.loss_study.settings import LATENCY, LINKS
 from farflung.codecs import words_per_kept
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError

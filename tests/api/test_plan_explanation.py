@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.api.plan_explanation import Alternative, Case, Reasons, reasons
 from farflung.api.planning import judge
-from farflung.api.what_if.changes import changed_topology
-from farflung.api.why import Alternative, Case, Reasons, reasons
+from farflung.api.topology_changes import changed_topology
 from farflung.clock import VirtualClock
 from farflung.cluster import Device, Topology
 from farflung.frontends.recipes import load_recipe

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from farflung.api import plan
-from farflung.api.what_if.changes import changed_topology
+from farflung.api.topology_changes import changed_topology
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder

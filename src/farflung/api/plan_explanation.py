@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from farflung.api.what_if.changes import changed_topology
+from farflung.api.topology_changes import changed_topology
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.cost.other_systems import SystemStep
