@@ -61,11 +61,13 @@ class Upnp:
 
 
 @contextmanager
-def upnp_on(network: NatNetwork, device: str, place: Path) -> Iterator[Upnp]:
-    """Run miniupnpd on the router of ``device``. ``place``: a folder for its files."""
+def upnp_on(network: NatNetwork, device: str, place: Path, *, pcp: bool = False) -> Iterator[Upnp]:
+    """Run miniupnpd on the router of ``device``. ``place``: a folder for its files. ``pcp``: it speaks PCP, and no UPnP."""
     assert DAEMON is not None
     configuration, log = place / "miniupnpd.conf", place / "miniupnpd.log"
-    configuration.write_text(_CONFIGURATION.replace("203.0.113.10", network.outer[device]))
+    speaks = "enable_upnp=no\nenable_natpmp=yes\n" if pcp else ""
+    configuration.write_text(_CONFIGURATION.replace("203.0.113.10", network.outer[device]) + speaks)
+    ready = b"Listening for NAT-PMP/PCP" if pcp else b"HTTP listening on port"
     with network.inside_router(device), log.open("wb") as output:
         environment = {**os.environ, "PATH": SYSTEM}
         subprocess.run(["nft", "-f", "-"], input=_RULES, text=True, env=environment, check=True)
@@ -73,7 +75,7 @@ def upnp_on(network: NatNetwork, device: str, place: Path) -> Iterator[Upnp]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         end = time.monotonic() + 10.0
-        while b"HTTP listening on port" not in log.read_bytes():
+        while ready not in log.read_bytes():
             assert process.poll() is None, log.read_text(errors="replace")
             assert time.monotonic() < end, log.read_text(errors="replace")
             time.sleep(0.05)

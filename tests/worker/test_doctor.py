@@ -195,13 +195,18 @@ def test_a_machine_behind_a_router_asks_it_for_port_mapping(monkeypatch: pytest.
     monkeypatch.setattr(doctor, "reachable_host", lambda host: "9.9.9.9")
     assert diagnosed() is None, "no router translates its address"
     monkeypatch.setattr(doctor, "reachable_host", lambda host: "10.0.0.2")
-    answer: Any = SimpleNamespace(address="10.0.0.1", outer_host=lambda: "9.9.9.9")
+    answer: Any = SimpleNamespace(address="10.0.0.1", outer_host=lambda: "9.9.9.9", protocol="UPnP")
     good = diagnosed()
     assert good is not None
     assert (good.level, good.found) == (
         "good",
         "the router 10.0.0.1 offers it at 9.9.9.9 (UPnP): farflung join TICKET --map-port",
     )
+    answer = SimpleNamespace(address="10.0.0.1", outer_host=lambda: "", protocol="PCP")
+    pcp = diagnosed()
+    assert pcp is not None
+    assert pcp.found == "the router 10.0.0.1 offers it (PCP): farflung join TICKET --map-port"
+    monkeypatch.setattr(upnp, "default_gateway", lambda: "")
     answer = "the router 10.0.0.1 offers no UPnP"
     none = diagnosed()
     assert none is not None

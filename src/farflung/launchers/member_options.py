@@ -131,7 +131,7 @@ class JoinOptions(Section):
     listen: str | None = None
     #: Host name or IP address of the worker for other workers. Without a value: detected.
     advertise: str | None = None
-    #: Ask the router to forward a port to the worker (UPnP).
+    #: Ask the router to forward a port to the worker (UPnP or PCP).
     map_port: bool = False
     #: Folder that jobs may read.
     data: str | None = None

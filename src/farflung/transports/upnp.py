@@ -16,7 +16,7 @@ import struct
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import ClientSession, ClientTimeout
@@ -102,6 +102,8 @@ class _OneHost(UpnpRequester):
 
 class Router:
     """A router that maps ports. Each method waits for the router, for a limited time. One thread at a time may call."""
+
+    protocol: ClassVar[str] = "UPnP"
 
     def __init__(self, address: str, service: UpnpService, requests: _OneHost) -> None:
         """``requests``: what ``service`` sends its requests with."""

@@ -30,6 +30,7 @@ from farflung.transports.addresses import congestion_control, is_loopback, reach
 from farflung.transports.punching.nat_probe import find_nat
 from farflung.units import Bytes, counted
 from farflung.version import __version__
+from farflung.worker.links.mapped_port import find_port_router
 
 __all__ = ["Finding", "diagnose"]
 
@@ -271,11 +272,10 @@ def _port_mapping() -> Finding:
         require_upnp("the question whether the router forwards ports")
     except InputError as error:
         return Finding(what=what, found="not known", level="hint", remedy=str(error))
-    from farflung.transports.upnp import find_router  # here: an optional library
-
     try:
-        router = find_router()
-        host = router.outer_host()
+        router = find_port_router()
+        place = f" at {host}" if (host := router.outer_host()) else ""
     except ConnectionLost as error:
         return Finding(what=what, found=f"none: {error}")
-    return Finding(what=what, found=f"the router {router.address} offers it at {host} (UPnP): farflung join TICKET --map-port")
+    found = f"the router {router.address} offers it{place} ({router.protocol}): farflung join TICKET --map-port"
+    return Finding(what=what, found=found)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from farflung.broker.links.probes import LinkProbes, sampled_pairs
 from farflung.broker.links.reachability import Reachability
+from farflung.broker.links.table import LinkTable
+from farflung.broker.requests.link_profile import LinkProfile
+from farflung.cluster import pair_of
 from farflung.errors import ConnectionLost, SecurityError
+from farflung.messages.calls import Profile
 from farflung.messages.commands import Reach
 from farflung.messages.schema import Message
 from farflung.nat_types import NatType
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
+from farflung.security import Caller
 from farflung.transports.base import PUNCHED
 
 
@@ -213,3 +223,26 @@ def test_a_closed_port_and_an_open_port_of_another_service_are_the_same_to_the_a
         assert not here.dialable("a", 10.0)
     here.close()
     assert sent == [], "the advertiser gets no answer"
+
+
+def test_of_many_members_behind_nat_a_measurement_lets_only_the_measured_pairs_dial() -> None:
+    cluster = Cluster("", set())
+    members = [
+        replace(member(f"m{number:02}"), offer=Offer(memory=1e9, speed=1e9, region=f"r{number % 2}")) for number in range(60)
+    ]
+    for one in members:
+        cluster.reachability.joined(one.name, one.address)
+    runs: Any = SimpleNamespace(changed=threading.Lock(), machine=SimpleNamespace(members={one.name: one for one in members}))
+    table, silent = LinkTable(), Mock()
+    probes = LinkProbes(silent, table)
+    probes.run = lambda *arguments: iter(())  # type: ignore[method-assign]
+    network: Any = SimpleNamespace(table=table, reachability=cluster.reachability, probes=probes, relays=Mock(), routes=Mock())
+    call: Any = SimpleNamespace(caller=Caller(name="c", role="client"))
+    with pytest.raises(ConnectionLost, match="no worker reaches another one"):
+        list(LinkProfile(runs=runs, network=network).profile(call, Profile()))
+    pairs = sampled_pairs({one.name: one.offer.region for one in members})
+    assert pairs is not None
+    assert {pair_of(*way) for way in cluster.asked} == pairs
+    assert len(pairs) < 60 * 3, "1,770 pairs are possible"
+    assert set(map(pair_of, *zip(*cluster.punched, strict=True))) <= pairs
+    cluster.reachability.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,9 @@ from farflung.emulation.nat_network import NatNetwork, missing_programs
 from farflung.errors import ConnectionLost
 from farflung.nat_types import NatType
 from farflung.telemetry import RunFolder
+from farflung.transports.pcp import PcpRouter
 from farflung.transports.upnp import find_router
-from farflung.worker.links.mapped_port import MappedPort
+from farflung.worker.links.mapped_port import MappedPort, find_port_router
 from tests.support.nat_cluster import Cluster
 from tests.support.upnp_daemon import DAEMON, upnp_on
 
@@ -82,6 +84,32 @@ def test_a_mapping_lives_as_long_as_it_is_renewed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_router_that_speaks_pcp_only_maps_a_port(tmp_path: Path) -> None:
+    with NatNetwork({"a": NatType.SYMMETRIC}, internet=INTERNET) as network, upnp_on(network, "a", tmp_path, pcp=True) as router:
+        said: list[str] = []
+        with network.inside("a"):
+            mapped = MappedPort(7100, find_port_router, said.append, lease=120)
+        assert said == ["the router 10.1.0.1 forwards 11.2.3.10:7100 to port 7100 of this machine (PCP) until this worker leaves"]
+        assert len(router.mappings()) == 1
+        with network.inside("a"):
+            server = socket.create_server(("10.1.0.2", 7100))
+        with server, network.inside(""), socket.create_connection(("11.2.3.10", 7100), 5.0):
+            server.settimeout(5.0)
+            server.accept()[0].close()
+        mapped.close()
+        assert router.mappings() == []
+        with network.inside("a"):
+            found = PcpRouter("10.1.0.1")
+            with pytest.raises(ConnectionLost, match=r"the router 10\.1\.0\.1 maps no port by PCP \(no answer in"):
+                found.map_port(80, 120)  # miniupnpd is silent about a port that its settings forbid
+            assert found.map_port(7100, 120) == 7100
+            assert found.map_port(7100, 120, 7100) == 7100
+            assert len(router.mappings()) == 1
+            found.unmap_port(7100)
+        assert router.mappings() == []
+
+
+@pytest.mark.timeout(120)
 def test_a_router_that_refuses_says_why(tmp_path: Path) -> None:
     network = NatNetwork({"a": NatType.PORT_RESTRICTED}, internet=INTERNET)
     with network, upnp_on(network, "a", tmp_path) as upnp, network.inside("a"):
@@ -98,7 +126,7 @@ def test_a_router_without_upnp_costs_a_warning_only(tmp_path: Path) -> None:
     with NatNetwork({"a": NatType.PORT_RESTRICTED}, internet=INTERNET) as network:
         made = Cluster(tmp_path, network)
         a = made.start("a", "a", "join", made.ticket, "--name", "a", "--data", str(tmp_path), "--map-port")
-        a.until(r"warning: --map-port: the router 10\.1\.0\.1 offers no UPnP \(no answer in 3 s\)")
+        a.until(r"warning: --map-port: the router 10\.1\.0\.1 offers no UPnP .*; it offers no PCP, either")
         a.until("joined the broker")
         a.kill(signal.SIGINT)
         a.ends_cleanly(0)

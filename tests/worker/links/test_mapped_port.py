@@ -16,6 +16,7 @@ class Recorded:
     """A router; ``refuses``: each call of these methods fails."""
 
     address = "10.0.0.1"
+    protocol = "UPnP"
     outer = "9.9.9.9"
 
     def __init__(self, *refuses: str) -> None:

@@ -12,13 +12,14 @@ from concurrent.futures import Future
 
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.errors import ConnectionLost, FarflungError
+from farflung.ids import Pair, pair_of
 from farflung.messages import commands
 from farflung.messages.calls import LinkFound, ProbeRound, Unreachable, UplinkFound
 from farflung.messages.conversions.probes import Probe
 from farflung.messages.schema import UNSET, Message
 from farflung.protocol.probe_pairing import sampled_rounds, star_rounds, tournament
 
-__all__ = ["LinkProbes"]
+__all__ = ["LinkProbes", "sampled_pairs"]
 
 #: A device whose two links together carry less than this share of what they carry alone has a cap on all that it sends.
 _CAPPED = 0.8
@@ -34,6 +35,13 @@ MakeProbe = Callable[[str, str, int], commands.Probe]
 
 #: The number of a question, and its answer.
 _Asked = tuple[int, Future[Probe]]
+
+
+def sampled_pairs(regions: Mapping[str, str]) -> frozenset[Pair] | None:
+    """Return the pairs that are measured of many members, whose ``regions`` are given by name (None: of few, all are)."""
+    if len(regions) <= _FEW:
+        return None
+    return frozenset(pair_of(a, b) for found in sampled_rounds(regions) for a, b in found)
 
 
 class LinkProbes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import combinations
@@ -126,8 +126,11 @@ class Reachability:
             known = self.known.get((source, target))
         return self.dialable(target) if known is None else known
 
-    def apart(self, members: Sequence[Member]) -> frozenset[Pair]:
-        """Return the pairs of ``members`` that can't reach each other. Waits for workers where that is unknown."""
+    def apart(self, members: Sequence[Member], among: Collection[Pair] | None = None) -> frozenset[Pair]:
+        """Return the pairs of ``members`` that can't reach each other. Waits for workers where that is unknown.
+
+        ``among``: test no other pairs (None: all).
+        """
         closed = {member.name for member in members if not self.dialable(member.name, self._patience)}
         addresses = {member.name: member.address for member in members}
         routers = self._routers(addresses)
@@ -135,7 +138,7 @@ class Reachability:
             return frozenset()
         doubtful = [
             (a, b)
-            for a, b in combinations(addresses, 2)
+            for a, b in (combinations(addresses, 2) if among is None else sorted(among))
             if a in closed or b in closed or (a in routers and routers[a] == routers.get(b))
         ]
         self.ask([(a, b) if a in closed else (b, a) for a, b in doubtful], addresses)

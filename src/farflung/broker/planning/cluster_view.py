@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -125,9 +125,18 @@ def cluster_of(
     return whole if links is None else links.slowdowns.apply(whole)
 
 
-def linked(topology: Topology, members: Sequence[Member], reachability: Reachability, links: LinkTable | None) -> Topology:
-    """Return ``topology`` with the NATs and relays of ``reachability``. ``links``: its measured links, including relayed ones."""
-    apart, nats = reachability.apart(members), reachability.nats(members)
+def linked(
+    topology: Topology,
+    members: Sequence[Member],
+    reachability: Reachability,
+    links: LinkTable | None,
+    among: Collection[Pair] | None = None,
+) -> Topology:
+    """Return ``topology`` with the NATs and relays of ``reachability``. ``links``: its measured links, including relayed ones.
+
+    ``among``: the pairs that may need a relay (None: all).
+    """
+    apart, nats = reachability.apart(members, among), reachability.nats(members)
     able = [member.name for member in members if member.offer.relay and not nats[member.name]]
     known = {} if links is None else links.relays(apart)
     named = topology.with_devices([replace(device, nat=nats[device.name]) for device in topology.devices])

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from farflung.broker.links.network import Network
+from farflung.broker.links.probes import sampled_pairs
 from farflung.broker.planning.cluster_view import devices_of, linked
 from farflung.broker.requests.permission import client_of
 from farflung.broker.run_table import RunTable
@@ -49,17 +50,18 @@ class LinkProfile:
             raise InputError(f"links are measured between two workers or more, {count} joined (farflung join brings more)")
         devices = list(devices_of(members).values())
         unmeasured = Topology.from_matrices(np.zeros((count, count)), np.ones((count, count)), devices)
-        plain = linked(unmeasured, members, network.reachability, None)
+        regions = {member.name: member.offer.region for member in members}
+        among = sampled_pairs(regions)  # a thousand members behind NATs need not dial each other
+        plain = linked(unmeasured, members, network.reachability, None, among)
         network.relays.assign(_PROFILE, plain, plain.names)
         network.routes.introduce_all(plain)
         addresses = [(member.name, member.address) for member in members]
         try:
-            regions = {member.name: member.offer.region for member in members}
             yield from network.probes.run(addresses, partial(network.routes.probe, plain), regions)
         finally:
             network.relays.assign(_PROFILE, None, ())
         found = network.table.topology(devices, apart=plain.via)
-        measured = None if found is None else linked(found, members, network.reachability, network.table)
+        measured = None if found is None else linked(found, members, network.reachability, network.table, among)
         if measured is None:
             raise ConnectionLost("no worker reaches another one: see docs/network.md for the ports, and farflung doctor")
         caps = {member.name: cap for member in members if (cap := network.table.uplink(member.name)) is not None}

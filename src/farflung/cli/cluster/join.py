@@ -67,7 +67,7 @@ def join(
     listen: Annotated[str, typer.Option(help="Address to listen on for other workers.")] = "0.0.0.0:0",
     advertise: Annotated[str | None, typer.Option(help="Host name or IP address for other workers (default: detected).")] = None,
     map_port: Annotated[
-        bool, typer.Option("--map-port", help="Ask the router to forward a port to this worker until it leaves (UPnP).")
+        bool, typer.Option("--map-port", help="Ask the router to forward a port to this worker until it leaves (UPnP or PCP).")
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Folder that jobs may read; relative data paths start here.")] = None,
     retry: Annotated[str, typer.Option(help="How long to retry when the broker is unreachable.")] = "10 min",

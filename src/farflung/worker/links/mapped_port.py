@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from farflung.errors import ConnectionLost
 from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
 from farflung.transports.addresses import host_and_port
+from farflung.transports.pcp import PcpRouter
 from farflung.worker.options import WorkerOptions
 
-__all__ = ["LEASE_SECONDS", "MappedPort", "PortRouter", "mapped_port"]
+__all__ = ["LEASE_SECONDS", "MappedPort", "PortRouter", "find_port_router", "mapped_port"]
 
 #: A mapping ends after so many seconds without a renewal, so that a worker that was killed leaves nothing behind.
 LEASE_SECONDS = 1200
@@ -24,12 +25,13 @@ _END_SECONDS = 10.0
 
 
 class PortRouter(Protocol):
-    """What maps ports: ``transports.upnp.Router``."""
+    """What maps ports: ``transports.upnp.Router`` or ``transports.pcp.PcpRouter``. ``protocol``: what it speaks."""
 
     address: str
+    protocol: ClassVar[str]
 
     def outer_host(self) -> str:
-        """Return the router's public address."""
+        """Return the router's public address (empty: not known before a port is mapped)."""
 
     def map_port(self, inner: int, lease: int, outer: int = 0) -> int:
         """Forward a port (``outer``: this one) for ``lease`` seconds, and return it."""
@@ -57,6 +59,7 @@ class MappedPort:
             router = find()
             host = router.outer_host()
             outer = router.map_port(inner, lease)
+            host = host or router.outer_host()
         except ConnectionLost as error:
             log(
                 f"warning: --map-port: {error}. This worker joins without a mapping; forward a port by hand if peers cannot "
@@ -65,7 +68,8 @@ class MappedPort:
             return
         self.address = host_and_port(host, outer)
         log(
-            f"the router {router.address} forwards {self.address} to port {inner} of this machine (UPnP) until this worker leaves"
+            f"the router {router.address} forwards {self.address} to port {inner} of this machine ({router.protocol}) "
+            "until this worker leaves"
         )
         self._threads.spawn("port-mapping", self._keep, router, outer)
 
@@ -108,6 +112,22 @@ def mapped_port(options: WorkerOptions, address: str, log: Callable[[str], None]
     """Return a mapping of the port of ``address``, at which a worker listens, if its owner asked for one."""
     if not (options.map_port and address):
         return None
-    from farflung.transports.upnp import find_router  # here: few workers need a client of UPnP
+    return MappedPort(int(address.rpartition(":")[2]), find_port_router, log)
 
-    return MappedPort(int(address.rpartition(":")[2]), find_router, log)
+
+def find_port_router() -> PortRouter:
+    """Return the router behind which this machine is: by UPnP, otherwise by PCP.
+
+    Raises:
+        ConnectionLost: there is none that maps ports.
+    """
+    from farflung.transports.upnp import default_gateway, find_router  # here: few workers need a client of UPnP
+
+    try:
+        return find_router()
+    except ConnectionLost as error:
+        if gateway := default_gateway():
+            with suppress(ConnectionLost):
+                return PcpRouter(gateway)
+            raise ConnectionLost(f"{error}; it offers no PCP, either") from error
+        raise
