@@ -49,7 +49,7 @@ from farflung.transports.tcp.sockets import TlsContexts
 from farflung.version import __version__
 from farflung.wire.frames import decode_frame
 
-__all__ = ["IdleMembers", "main", "member_name"]
+__all__ = ["IdleMembers", "main", "member_name", "offer_of"]
 
 T = TypeVar("T")
 _REGIONS = 4
@@ -69,7 +69,7 @@ def _region(name: str) -> int:
     return int(name.rpartition("-")[2]) % _REGIONS
 
 
-def _offer(name: str) -> OfferItem:
+def offer_of(name: str) -> OfferItem:
     return OfferItem(
         memory=16e9,
         kind="cpu",
@@ -257,7 +257,7 @@ class IdleMembers:
             # the broker dials each member, and checks its name
             server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=TlsContexts(own).server)
             member = _Member(name, channel, call, server)
-            await member.send(Hello(address=host_and_port(*server.sockets[0].getsockname()), offer=_offer(name)))
+            await member.send(Hello(address=host_and_port(*server.sockets[0].getsockname()), offer=offer_of(name)))
             member.lease = (await _welcome(name, call)).lease
             member.tasks = [asyncio.create_task(member.read()), asyncio.create_task(member.beat())]
             self.members[name] = member

@@ -146,19 +146,19 @@ def test_a_batch_that_was_made_before_the_end_is_sent(
     cluster: FakeCluster, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service ends between the making of a batch and its sending: it would wait for the tokens of a batch that never left."""
-    made, ending, send = threading.Event(), threading.Event(), service._send_batches
+    made, ending, send = threading.Event(), threading.Event(), service.send_batches
 
     def slowly() -> None:
         made.set()
         assert ending.wait(10)
         send()
 
-    monkeypatch.setattr(service, "_send_batches", slowly)
+    monkeypatch.setattr(service, "send_batches", slowly)
     service.add([request(Letters(cluster), 3)[0]])
     assert made.wait(10)
     closer = threading.Thread(target=service.close, name="closer")
     closer.start()
-    until(lambda: service._closing)
+    until(lambda: service.closing)
     ending.set()
     cluster.draw(cluster.batches.get(timeout=5), 7)
     closer.join(10)

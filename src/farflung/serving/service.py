@@ -93,7 +93,7 @@ class Service:
         self._planned: PlannedRun | None = None
         #: The present attempt (``None``: there are not enough workers).
         self._attempt: _Attempt | None = None
-        self._closing = False
+        self.closing = False
         #: The next batch, which the dispatching thread has yet to send.
         self._made: Batch | None = None
         #: Why the run has ended (``None``: it has not).
@@ -144,7 +144,7 @@ class Service:
         """
         given = list(generations)
         with self._changed:
-            if self.ended is not None or self._closing:
+            if self.ended is not None or self.closing:
                 raise ConnectionLost("the server is ending: send the request to another server")
             if self._scheduler.waiting + len(given) > _MOST_WAITING:
                 raise InputError(f"{self._scheduler.waiting} requests wait already, at most {_MOST_WAITING} may: try again later")
@@ -163,7 +163,7 @@ class Service:
     def close(self) -> None:
         """Stop the run, and wait for the threads."""
         with self._changed:
-            self._closing = True
+            self.closing = True
             self._changed.notify_all()
             # a worker that waits for a value of another one would wait for ever if that one had stopped before
             self._changed.wait_for(lambda: self._scheduler.idle or self._attempt is None or self.ended is not None, _END_SECONDS)
@@ -224,7 +224,7 @@ class Service:
         for generation in waiting:
             generation.listen(Piece(error=str(self.ended)))
         self._ready.set()
-        if first and not self._closing:
+        if first and not self.closing:
             self.on_end()
 
     # -- batches ------------------------------------------------------------------------------------------------------
@@ -233,18 +233,18 @@ class Service:
         """Send batches of new requests, on a thread of its own: a link whose window is full makes it wait."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.ended is not None or self._closing or self._has_batch())
-                if self.ended is not None or self._closing:
+                self._changed.wait_for(lambda: self.ended is not None or self.closing or self._has_batch())
+                if self.ended is not None or self.closing:
                     return
-            self._send_batches()
+            self.send_batches()
 
     def _has_batch(self) -> bool:
         """Make the next batch (under the lock); none while the service is closed."""
-        if self._attempt is not None and self._made is None and not self._closing:
+        if self._attempt is not None and self._made is None and not self.closing:
             self._made = self._scheduler.next_batch()
         return self._attempt is not None and self._made is not None
 
-    def _send_batches(self) -> None:
+    def send_batches(self) -> None:
         """Send all batches that may be under way, one that was made before the service is closed, too."""
         while True:
             with self._changed:
@@ -264,7 +264,7 @@ class Service:
         if isinstance(message, ServedTokens):
             with self._taking:
                 taken = self._take(peer, message)
-                self._send_batches()
+                self.send_batches()
                 self._forget([generation.sequence for generation, drawn in taken if generation.take(drawn)])
 
     def _take(self, peer: str, message: ServedTokens) -> list[tuple[Generation, TokenItem]]:
@@ -282,7 +282,7 @@ class Service:
                 for sequence, index in self._scheduler.take(message.number, tokens, monotonic())
             ]
             self._forget([sequence for generation, sequence, drawn in found if generation is None or generation.is_last(drawn)])
-            if self._closing:  # ``close`` waits until no batch is under way
+            if self.closing:  # ``close`` waits until no batch is under way
                 self._changed.notify_all()
             return [(generation, drawn) for generation, _, drawn in found if generation is not None]
 

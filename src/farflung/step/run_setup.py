@@ -203,20 +203,9 @@ class RunSetup:
         pieces = self.subgraphs
         values = sum(len(p.requires_activations) + len(p.requires_gradients) + len(p.placeholders) for p in pieces)
         uses = sum(map(len, self.graph.uses.values())) * (len(pieces) + len(self.job.virtual_ends) + len(self.peers))
-        messages = 16 * (len(self.peers) + 1) + self.job.evaluate.batches + self._most_parts
+        messages = 16 * (len(self.peers) + 1) + self.job.evaluate.batches + _most_parts(self)
         messages += 0 if self.plan.sync is None else 4 * max(self.plan.sync.local_steps, default=0)  # who rests is behind
         return 1000 + 4 * ((self.job.micro_batches + 8) * values + uses) + messages
-
-    @property
-    def _most_parts(self) -> int:
-        """Pieces of sums that may wait, of two steps, where replicas sum in any order."""
-        most = 0
-        for index in self.own_stages:
-            stage, trained = self.plan.stages[index], self.subgraphs[index].states
-            if stage.adds is not None:
-                uses = sum(len(self.graph.uses.get(name, ())) * self.graph.state[name].spec.nbytes for name in trained)
-                most += 2 * len(stage.devices) * stage.adds.count(len(stage.devices), uses)
-        return most
 
     def side_cut(self, graph: Graph) -> tuple[tuple[int, SubGraph], ...]:
         """Evaluation or generation ``graph`` cut so that every state is read where training keeps it: (stage, sub-graph).
@@ -233,6 +222,17 @@ class RunSetup:
         if stage == 0:
             return ()
         return tuple(name for name in piece.states if name in self.graph.unread and name in piece.graph.uses)
+
+
+def _most_parts(setup: RunSetup) -> int:
+    """Return how many pieces of sums may wait, of two steps, where replicas sum in any order."""
+    most = 0
+    for index in setup.own_stages:
+        stage, trained = setup.plan.stages[index], setup.subgraphs[index].states
+        if stage.adds is not None:
+            uses = sum(len(setup.graph.uses.get(name, ())) * setup.graph.state[name].spec.nbytes for name in trained)
+            most += 2 * len(stage.devices) * stage.adds.count(len(stage.devices), uses)
+    return most
 
 
 def sender_of(setup: RunSetup, key: Hashable) -> str:

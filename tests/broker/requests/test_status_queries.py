@@ -102,7 +102,7 @@ def test_an_idle_worker_is_compared_with_the_newest_run_that_its_owner_allows(ho
             stragglers=broker.manager.stragglers,
         )
         with broker.runs.changed:
-            facts = queries._facts(member, [], runs, [])
+            facts = queries.facts_of(member, [], runs, [])
         assert [one.run for one in facts] == ["newer"]
 
 

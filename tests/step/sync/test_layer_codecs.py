@@ -131,13 +131,13 @@ def test_tied_weights_of_two_stages_stay_equal() -> None:
     "strange", [lambda found: found[:-1], lambda found: found.astype(np.complex128)], ids=["short", "complex"]
 )
 def test_a_report_of_other_layers_is_refused_and_its_sender_named(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = LayerCodecFollower._measured
+    measured = LayerCodecFollower.measured
 
     def forged(follower: LayerCodecFollower, replica: StageReplica, place: int) -> Any:
         found = measured(follower, replica, place)
         return strange(found) if replica.world.rank else found
 
-    monkeypatch.setattr(LayerCodecFollower, "_measured", forged)
+    monkeypatch.setattr(LayerCodecFollower, "measured", forged)
     with pytest.raises(WireError, match=r"^[ac] sent a report that does not fit the layers of stage 0$"):
         run_threads(of(SETTINGS, steps=3))
 

@@ -42,11 +42,11 @@ def test_a_run_without_traffic_leaves_a_logarithmic_axis_to_the_others(tmp_path:
     monkeypatch.setattr(run_charts, "LineChart", _Drawn)
     runs = [_run(tmp_path / "one", 0, 0), _run(tmp_path / "two", 5, 7)]
     chart = RunChart("Loss", [(run, Line(name=run.name), column("loss")) for run in runs], x="traffic")
-    drawn = chart._chart
+    drawn = chart.chart
     assert isinstance(drawn, _Drawn)
     assert drawn.logarithmic
     assert drawn.data == [[], [(5.0, 1.0), (12.0, 1.0)]]
-    alone = RunChart("Loss", [(runs[0], Line(name="one"), column("loss"))], x="traffic")._chart
+    alone = RunChart("Loss", [(runs[0], Line(name="one"), column("loss"))], x="traffic").chart
     assert isinstance(alone, _Drawn)
     assert not alone.logarithmic
     assert alone.data == [[(0.0, 1.0), (0.0, 1.0)]]
