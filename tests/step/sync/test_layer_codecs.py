@@ -138,8 +138,9 @@ def test_a_report_of_other_layers_is_refused_and_its_sender_named(strange: Any, 
         begin(values, replica, step, strange(report) if replica.world.rank else report)
 
     monkeypatch.setattr(ValueExchange, "begin_report", forged)
-    with pytest.raises(WireError, match=r"^[ac] sent a report that does not fit the layers of stage 0$"):
+    with pytest.raises(WireError, match=r"^[ac] sent a report that does not fit the layers of stage 0$") as found:
         run_threads(of(SETTINGS, steps=3))
+    assert found.value.blames == str(found.value)[0]
 
 
 def test_an_unknown_option_is_refused_before_a_run() -> None:
