@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from farflung.errors import ConnectionLost
 from farflung.messages.schema import Channel
 from farflung.messages.serving import ServedBatch, ServedTokens, TokenItem
 from farflung.messages.watching import Planned, Started
 from farflung.messages.wire_form import decode, encode
+from farflung.plan.document import plan_to_json
+from farflung.serving import service as service_module
 from farflung.serving.generation import Generation, Piece
 from farflung.serving.scheduler import Draws, Settings, TokenSequence
 from farflung.serving.service import Service
@@ -39,7 +42,7 @@ class FakeCluster:
     def watch(self, run: str) -> Iterator[object]:
         del run
         yield Planned(
-            plan=small_plan(WORKERS).to_json(),
+            plan=plan_to_json(small_plan(WORKERS)),
             addresses=dict.fromkeys(WORKERS, "127.0.0.1:1"),
             predicted=0.0,
             summary="",
@@ -92,14 +95,19 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
-@pytest.fixture
-def service(cluster: FakeCluster) -> Iterator[Service]:
+def started(cluster: FakeCluster) -> Service:
     graph: Any = SimpleNamespace(result=None, spec=lambda _: SimpleNamespace(shape=(1, 26)))
     bundle: Any = SimpleNamespace(run="served", graph=graph)
     client: Any = cluster
-    with closing(Service(client, bundle, Settings(sizes=(1, 4), slots=2), lambda text: None)) as made:
-        made.start()
-        made.wait_until_ready()
+    made = Service(client, bundle, Settings(sizes=(1, 4), slots=2), lambda text: None)
+    made.start()
+    made.wait_until_ready()
+    return made
+
+
+@pytest.fixture
+def service(cluster: FakeCluster) -> Iterator[Service]:
+    with closing(started(cluster)) as made:
         yield made
 
 
@@ -142,24 +150,36 @@ def test_a_request_that_ends_by_its_text_gives_its_slot_back(cluster: FakeCluste
     assert [piece.text for _, found in others for piece in found] == ["e", "e"]
 
 
-def test_a_batch_that_was_made_before_the_end_is_sent(
-    cluster: FakeCluster, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The service ends between the making of a batch and its sending: it would wait for the tokens of a batch that never left."""
-    made, ending, send = threading.Event(), threading.Event(), service.send_batches
+class Paused(threading.Condition):
+    """Once the thread that sends batches has given the lock away, it waits: others act before it takes the lock again."""
 
-    def slowly() -> None:
-        made.set()
-        assert ending.wait(10)
-        send()
+    made, ending = threading.Event(), threading.Event()
 
-    monkeypatch.setattr(service, "send_batches", slowly)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if threading.current_thread().name == "serve-batches":
+            self.made.set()
+            assert self.ending.wait(10)
+
+
+def test_a_batch_that_was_made_before_the_end_is_sent(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the making of a batch and its sending, the service ends: it must not wait for the tokens of what never left."""
+    monkeypatch.setattr(service_module, "threading", SimpleNamespace(**vars(threading) | {"Condition": Paused}))
+    service = started(cluster)
     service.add([request(Letters(cluster), 3)[0]])
-    assert made.wait(10)
+    assert Paused.made.wait(10)
     closer = threading.Thread(target=service.close, name="closer")
     closer.start()
-    until(lambda: service.closing)
-    ending.set()
+
+    def ends() -> bool:
+        try:
+            service.add([])
+        except ConnectionLost:
+            return True
+        return False
+
+    until(ends)
+    Paused.ending.set()
     cluster.draw(cluster.batches.get(timeout=5), 7)
     closer.join(10)
     assert not closer.is_alive()

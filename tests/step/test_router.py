@@ -28,7 +28,7 @@ def executor(device: str) -> Executor:
     ("message", "key", "item"),
     [
         (VERDICT, ("verdict", 3), VERDICT),
-        (Losses(run=RUN, step=3, losses={"1": 2.0}), ("losses", 3, "b"), {"1": 2.0}),
+        (Losses(run=RUN, step=3, losses={"0": 1.0, "1": 2.0}), ("losses", 3, "b"), {0: 1.0, 1: 2.0}),
         (Norms(run=RUN, step=3, norms={"w": 2.0}), ("norms", 3, "b"), {"w": 2.0}),
         (StepReady(run=RUN, step=3), ("prepared", 3, "b"), True),
         (EvaluationVote(run=RUN, step=3, index=2, stop=True), ("eval-done", 3, 2), True),
@@ -60,6 +60,15 @@ def test_a_message_that_this_run_does_not_need_is_refused(message: Message) -> N
     made = executor("a")
     with pytest.raises(WireError, match=f"'{kind_of(message)}' is not expected here: this end of data takes copied, copy, "):
         made.receive("b", message)
+    assert len(made.inbox) == 0
+
+
+@pytest.mark.parametrize("losses", [{"1": 2.0}, {"0": 1.0, "1": 2.0, "2": 3.0}, {"0": 1.0, "one": 2.0}])
+def test_losses_of_other_micro_batches_are_refused_when_they_come(losses: dict[str, float]) -> None:
+    """The leader reads them when all have come: it would blame whoever sent the last ones."""
+    made = executor("a")
+    with pytest.raises(WireError, match=r"^b makes the losses of micro-batches 0, 1, and sent others$"):
+        made.receive("b", Losses(run=RUN, step=3, losses=losses))
     assert len(made.inbox) == 0
 
 

@@ -41,16 +41,24 @@ class StepVote:
         if len(losses) != self._own:
             return
         setup = self._context.setup
-        found = {str(micro_batch): loss for micro_batch, loss in losses.items()}
         if setup.device == setup.leader:
-            self._context.inbox.put(("losses", step, setup.device), found)
+            self._context.inbox.put(("losses", step, setup.device), dict(losses))
             self.announce()
         else:
+            found = {str(micro_batch): loss for micro_batch, loss in losses.items()}
             self._context.transfer.post(setup.leader, Losses(run=setup.run, step=step, losses=found))
 
     def receive_losses(self, peer: str, message: Losses) -> None:
-        """Store losses of another replica (transport thread); the leader announces its verdict as soon as it has all."""
-        self._context.inbox.put(("losses", message.step, peer), message.losses)
+        """Store losses of another replica (transport thread); the leader announces its verdict as soon as it has all.
+
+        Raises:
+            WireError: they are not of the micro-batches of ``peer``. Later, an honest sender would be blamed for that.
+        """
+        places = self._context.setup.places[self._context.setup.loss_stage]
+        own = {str(micro_batch) for micro_batch, place in enumerate(places) if place == peer}
+        if message.losses.keys() != own:
+            raise WireError(f"{peer} makes the losses of micro-batches {', '.join(sorted(own)) or 'none'}, and sent others")
+        self._context.inbox.put(("losses", message.step, peer), {int(key): loss for key, loss in message.losses.items()})
         self.announce()
 
     def receive_verdict(self, peer: str, message: Verdict) -> None:
@@ -117,4 +125,4 @@ class StepVote:
 
 
 def _losses(found: list[Any]) -> dict[int, float]:
-    return {int(micro_batch): loss for losses in found for micro_batch, loss in losses.items()}
+    return {micro_batch: loss for losses in found for micro_batch, loss in losses.items()}

@@ -144,12 +144,13 @@ class Traits:
 
         A mean is added up on the way by a server for each piece: a piece goes there and its mean comes back, so a link carries
         ``2 / members``. Where values are needed one by one, every member sends all to every other. Where a sample takes part,
-        a copy of each of its members goes to an aggregator and one comes back, on any of the links. Scalars count as nothing.
+        a copy of each of its members goes to an aggregator and one comes back, on any of the links, and one goes to the first
+        member if it is not in the next sample. Scalars count as nothing.
         """
         if self.sent is Sent.SCALARS:
             return 0.0
         if self.sampled:
-            return 2.0 * self.sampled / (members * (members - 1))
+            return (2.0 * self.sampled + 1.0 - self.sampled / members) / (members * (members - 1))
         return 2.0 / members if self.adds_up else 1.0
 
     def memory_copies(self, members: int) -> float:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from farflung.errors import PlanError, WireError
-from farflung.step.sync.layer_codecs import LayerCodecFollower, chosen_codecs, codecs_from, codecs_to
+from farflung.step.sync.layer_codecs import chosen_codecs, codecs_from, codecs_to
 from farflung.step.sync.stage_replica import StageReplica
+from farflung.step.sync.value_exchange import ValueExchange
 from farflung.sync import LayerCodecs, get_strategy
 from tests.support.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, other, run_threads
 from tests.support.small_nets import world
@@ -131,15 +132,15 @@ def test_tied_weights_of_two_stages_stay_equal() -> None:
     "strange", [lambda found: found[:-1], lambda found: found.astype(np.complex128)], ids=["short", "complex"]
 )
 def test_a_report_of_other_layers_is_refused_and_its_sender_named(strange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = LayerCodecFollower.measured
+    begin = ValueExchange.begin_report
 
-    def forged(follower: LayerCodecFollower, replica: StageReplica, place: int) -> Any:
-        found = measured(follower, replica, place)
-        return strange(found) if replica.world.rank else found
+    def forged(values: ValueExchange, replica: StageReplica, step: int, report: Any) -> None:
+        begin(values, replica, step, strange(report) if replica.world.rank else report)
 
-    monkeypatch.setattr(LayerCodecFollower, "measured", forged)
-    with pytest.raises(WireError, match=r"^[ac] sent a report that does not fit the layers of stage 0$"):
+    monkeypatch.setattr(ValueExchange, "begin_report", forged)
+    with pytest.raises(WireError, match=r"^[ac] sent a report that does not fit the layers of stage 0$") as found:
         run_threads(of(SETTINGS, steps=3))
+    assert found.value.blames == str(found.value)[0]
 
 
 def test_an_unknown_option_is_refused_before_a_run() -> None:

@@ -55,10 +55,20 @@ def test_who_rests_does_nothing_and_the_next_sample_has_the_mean() -> None:
     local.run(4)
     found.run(1)
     mean = np.mean([flat(local, rank) for rank in now], axis=0)
-    for rank in following:
+    for rank in {0, *following}:
         np.testing.assert_allclose(flat(found, rank), mean, rtol=1e-12)
-    for rank in set(range(5)) - set(now) - set(following):
+    for rank in set(range(1, 5)) - set(now) - set(following):
         assert np.array_equal(flat(found, rank), before[rank])
+
+
+def test_the_first_member_has_the_newest_mean_also_while_it_rests() -> None:
+    """Its parameters are those of checkpoints and evaluations."""
+    found, strategy = group("modest", members=5, sync_every=4, sample=2), of()
+    rested = [period for period in range(1, 12) if 0 not in strategy.sampled(period, 5)]
+    assert rested
+    for period in range(1, 12):
+        found.run(4)
+        assert np.array_equal(flat(found), flat(found, strategy.sampled(period, 5)[0])), period
 
 
 def test_only_the_sample_sends_and_only_aggregators_and_the_next_sample_take() -> None:
@@ -72,13 +82,13 @@ def test_only_the_sample_sends_and_only_aggregators_and_the_next_sample_take() -
         down = [command for command in own if "/down/" in command.tag]
         assert bool(down) == (rank in following[:2])
         taken = [command for command in program.after if isinstance(command, Mean) and "/down/" in command.tag]
-        assert sorted(layer for command in taken for layer in command.layers) == ([0, 1, 2] if rank in following else [])
+        assert sorted(layer for command in taken for layer in command.layers) == ([0, 1, 2] if rank in {0, *following} else [])
         assert any(isinstance(command, Update) for command in program.after) == (rank in now)
 
 
 def test_a_link_is_counted_with_what_it_carries_on_average() -> None:
-    """Three copies to the aggregators and three back, over thirty links."""
-    assert of(sample=3).traits.link_share(6) == pytest.approx(6 / 30)
+    """Three copies to the aggregators, three back, and in half of the periods one to the first member, over thirty links."""
+    assert of(sample=3).traits.link_share(6) == pytest.approx(6.5 / 30)
 
 
 @pytest.mark.parametrize(

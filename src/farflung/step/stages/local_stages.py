@@ -205,11 +205,13 @@ def _groups(piece: SubGraph) -> Iterator[list[str]]:
     """The states of ``piece``, the largest first, in groups of about ``_GROUP_BYTES``."""
     sizes = {name: piece.graph.state[name].spec.nbytes for name in piece.states}
     group: list[str] = []
+    nbytes = 0
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if group and sum(sizes[one] for one in group) + sizes[name] > _GROUP_BYTES:
+        if group and nbytes + sizes[name] > _GROUP_BYTES:
             yield group
-            group = []
+            group, nbytes = [], 0
         group.append(name)
+        nbytes += sizes[name]
     yield group
 
 

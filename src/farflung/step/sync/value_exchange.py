@@ -78,15 +78,19 @@ class ValueExchange:
         replica.exchanges.values.pop(command.tag, None)
         found = []
         for rank in command.group:
-            arrays = self._by_parameter(self._inbox.take(self._key(replica, command.tag, rank)), names)
+            sent = self._inbox.take(self._key(replica, command.tag, rank))
+            try:
+                arrays = self._by_parameter(sent, names)
+            except CodecError as error:
+                raise _blaming(devices[rank], f"{devices[rank]}: {error}") from error
             if len(arrays) != len(names):
-                raise WireError(
-                    f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {command.tag!r}"
-                )
+                text = f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {command.tag!r}"
+                raise _blaming(devices[rank], text)
             for name, array in zip(names, arrays, strict=True):
                 spec = self._setup.graph.state[name].spec
                 if array.shape != spec.shape:
-                    raise WireError(f"{devices[rank]} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}")
+                    text = f"{devices[rank]} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}"
+                    raise _blaming(devices[rank], text)
             found.append(dict(replica.remembered.arrived(command.tag, rank, dict(zip(names, arrays, strict=True)))))
         replica.remembered.done(command.tag)
         return found
@@ -106,7 +110,7 @@ class ValueExchange:
             forms = [[(array.size, array.dtype) for array in row] for row in arrays]
             for device, form in zip(devices, forms, strict=True):
                 if form != forms[replica.world.rank]:
-                    raise WireError(f"{device} sent a report that does not fit the layers of stage {replica.stage}")
+                    raise _blaming(device, f"{device} sent a report that does not fit the layers of stage {replica.stage}")
             found.append([np.concatenate([array.reshape(-1) for array in row]) for row in arrays])
         return found
 
@@ -206,6 +210,13 @@ class ValueExchange:
             return arrays
         specs = [self._setup.graph.state[name].spec for name in names]
         return shaped(arrays, [np.broadcast_to(np.empty(1, np.float32), spec.shape) for spec in specs])
+
+
+def _blaming(device: str, text: str) -> WireError:
+    """The error of what ``device`` sent, which is only found where it is used."""
+    error = WireError(text)
+    error.blames = device
+    return error
 
 
 def _report_bytes(plan: Plan) -> int:

@@ -27,7 +27,8 @@ class Modest(StrategyDefaults):
     """In each period ``sample`` members train; the others rest, and neither send nor take anything.
 
     At its end those who trained send their parameters to the first ``aggregators`` of the next period's sample. Each of these
-    takes the mean of its part of the layers and sends it to all of the next sample.
+    takes the mean of its part of the layers and sends it to all of the next sample, and to the first member: a checkpoint has
+    its parameters, and a run that continues with another number of members begins from them.
     """
 
     sync_every: int = 10
@@ -95,6 +96,7 @@ class Modest(StrategyDefaults):
         period, rank = step // self.sync_every, world.rank
         trained = tuple(sorted(self.sampled(period, world.members)))
         following = self.sampled(period + 1, world.members)
+        takers = tuple(sorted({0, *following}))
         parts = [(member, world.every[place :: self.aggregators]) for place, member in enumerate(following[: self.aggregators])]
         up: list[Command] = []
         means: list[Command] = []
@@ -107,8 +109,8 @@ class Modest(StrategyDefaults):
                 up.append(self._send(f"{step}/up/{member}", layers, (member,), trained))
             if rank == member:
                 means.append(self._mean(f"{step}/up/{member}", layers, trained, world))
-            if rank in following:
-                down.append(self._send(f"{step}/down/{member}", layers, tuple(sorted(following)), (member,)))
+            if rank in takers:
+                down.append(self._send(f"{step}/down/{member}", layers, takers, (member,)))
                 ends.append(self._mean(f"{step}/down/{member}", layers, (member,), world))
         return [*up, *means, *down, *ends]  # all are sent before anybody waits
 
