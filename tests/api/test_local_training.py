@@ -15,8 +15,8 @@ class _Folder:
     def write_record(self, record: object) -> None:
         return
 
-    def states(self, names: object) -> dict[str, Any]:
-        return {}
+    def reader(self) -> object:
+        return None
 
 
 def test_all_workers_get_one_answer_when_a_checkpoint_ends_the_run_between_their_questions() -> None:

@@ -15,6 +15,7 @@ from farflung.cost import ALLOCATOR
 from farflung.errors import PlanError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec, OptimizerSpec, PlanSpec
+from farflung.plan import estimate
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.planners.chain_dp import Chain
@@ -61,9 +62,11 @@ def any_fits(topology: Topology, job: JobSpec) -> bool:
     memories=st.lists(st.floats(5e4, 4.5e5), min_size=1, max_size=3),
     wish=st.sampled_from(["auto", "never", "always"]),
     planner=st.sampled_from(["op_fence", "auto"]),
+    state=st.sampled_from(["float32", "8bit"]),
 )
-def test_if_any_plan_fits_one_is_found(memories: list[float], wish: str, planner: str) -> None:
-    topology, job = network(memories), JOB.model_copy(update={"plan": PlanSpec(recompute=wish)})
+def test_if_any_plan_fits_one_is_found(memories: list[float], wish: str, planner: str, state: str) -> None:
+    optimizer = OptimizerSpec(name="adamw", state=state)
+    topology, job = network(memories), JOB.model_copy(update={"plan": PlanSpec(recompute=wish), "optimizer": optimizer})
     chosen = Auto(AutoSettings(evaluations=2)) if planner == "auto" else get_planner(planner)
     try:
         plan = chosen.plan(GRAPH, topology, job=job)
@@ -72,6 +75,14 @@ def test_if_any_plan_fits_one_is_found(memories: list[float], wish: str, planner
         return
     for use in simulate(plan, topology, GRAPH, job=job).devices:
         assert use.memory_bytes <= use.memory_limit * (1 + 1e-9)
+
+
+def test_what_the_update_of_a_parameter_takes_counts_where_stages_are_cut() -> None:
+    graph, topology = chain((256,) * 7, rows=4), network([4e6, 2e6, 4e6], rate=1e9)
+    optimizer, never = OptimizerSpec(name="adamw", state="8bit"), PlanSpec(schedule="1f1b", recompute="never")
+    job = JobSpec(micro_batch_sizes=(4,) * 8, optimizer=optimizer, plan=never)
+    plan = get_planner("op_fence").plan(graph, topology, job=job)
+    assert estimate(graph, plan, topology, job).feasible
 
 
 def test_only_one_order_of_the_devices_fits() -> None:

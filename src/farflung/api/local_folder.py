@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from farflung.api.argument_names import warn_if_stretched
@@ -86,9 +87,11 @@ class LocalFolder:
 
     def states(self, names: Sequence[str]) -> Mapping[str, Array]:
         """Those of ``names`` that the newest checkpoint holds."""
-        if self._reader is None:
-            return {}
-        return self._reader.read([name for name in names if name in self._reader.manifest.states])
+        return _read(self._reader, names)
+
+    def reader(self) -> Callable[[Sequence[str]], Mapping[str, Array]]:
+        """Return what reads states of the checkpoint that is the newest one now, also when there are newer ones."""
+        return partial(_read, self._reader)
 
     def optimizer(self, names: Sequence[str], device: str) -> Mapping[str, Array]:
         """The optimizer state of the parameters ``names``, as ``device`` needs it."""
@@ -150,6 +153,11 @@ class LocalFolder:
         store.begin(1)
         store.write_bundle(self._bundle)
         store.write_plan(self._plan, topology.to_json())
+
+
+def _read(reader: CheckpointReader | None, names: Sequence[str]) -> Mapping[str, Array]:
+    """Those of ``names`` that the checkpoint of ``reader`` holds."""
+    return {} if reader is None else reader.read([name for name in names if name in reader.manifest.states])
 
 
 def _cut_records(folder: RunFolder, step: int) -> None:

@@ -152,7 +152,7 @@ class _Listener:
 
     def saved(self, step: int) -> None:
         """Show the checkpoint after ``step`` steps to the callbacks."""
-        self._callbacks.saved(step, self._graph, self.folder.states)
+        self._callbacks.saved(step, self._graph, self.folder.reader())
 
     def ends_after(self, phase: Phase, step: int) -> bool | None:
         """Whether the run ends (None: the callbacks have not seen the record yet)."""

@@ -37,6 +37,7 @@ class Device:
     ``ranks``: of a site, which compute as many micro-batches at once; ``memory`` and ``speed`` are those of all together.
     ``rank_latency``, ``rank_rate``: an exchange of M bytes, in which each rank sends its part to all others, takes
     ``rank_latency + M / rank_rate`` (None: not known, no time).
+    ``helped``: how many times as fast it computes micro-batches with the devices that help it; an update gains nothing by them.
     ``offload``: bytes of its disk for states that do not fit into memory (None: none), and ``offload_rate`` what an update reads
     and writes there per second.
     """
@@ -65,6 +66,7 @@ class Device:
     rank_rate: BytesPerSecond | None = None
     offload: Bytes | None = None
     offload_rate: BytesPerSecond | None = None
+    helped: float = 1.0
 
     def __post_init__(self) -> None:
         if wrong := list(self._wrong()):
@@ -108,8 +110,8 @@ class Device:
 
     @property
     def achieved(self) -> FlopsPerSecond:
-        """``S(p) = lambda_p * S*(p)`` in FLOP/s."""
-        return FlopsPerSecond(self.speed * self.speed_factor)
+        """``S(p) = lambda_p * S*(p)`` in FLOP/s, with those that help it."""
+        return FlopsPerSecond(self.speed * self.speed_factor * self.helped)
 
     def work(self, flops: float, convolutions: float) -> float:
         """FLOPs that take as long at ``achieved`` as ``flops``, of which ``convolutions`` belong to convolutions."""

@@ -13,7 +13,7 @@ from farflung.optim.eight_bits import BLOCK, packs
 from farflung.optim.numbers import PREFIX
 from farflung.optim.program import Rule, StateSlot, updated_dtype
 
-__all__ = ["file_bytes", "state_bytes", "state_factor", "update_flops"]
+__all__ = ["file_bytes", "state_bytes", "state_factor", "update_bytes", "update_flops"]
 
 #: Bytes of state per byte of a parameter of an optimizer whose rules are not captured yet: at most, with PyTorch's defaults.
 _COPIES = {
@@ -46,12 +46,17 @@ def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> fl
     With parameters that are updated in another type, or whose states are stored in 8 bits, also the bytes that the update of the
     largest one takes.
     """
-    found = {name: graph.state[name].spec for name in names if name in graph.trained}
-    wide = [one.numel for one in found.values() if updated_dtype(spec, one.dtype) != one.dtype]
-    during = float(_DURING.get(spec.update, 0) * max(wide, default=0))
-    if spec.state == "8bit":
-        during += max((4 * _held_bytes(spec, graph, name) for name in found), default=0.0)
-    return sum(_held_bytes(spec, graph, name) for name in found) + during
+    found = [name for name in names if name in graph.trained]
+    during = [update_bytes(spec, graph, name) for name in found]
+    return sum(_held_bytes(spec, graph, name) for name in found) + sum(map(max, zip((0.0, 0.0), *during, strict=True)))
+
+
+def update_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> tuple[float, float]:
+    """Bytes that the update of one trained parameter takes beside its state: in another type, and for its states in 8 bits."""
+    declared = graph.state[name].spec
+    wide = updated_dtype(spec, declared.dtype) != declared.dtype
+    packed = spec.state == "8bit"
+    return float(_DURING.get(spec.update, 0) * declared.numel * wide), 4.0 * _held_bytes(spec, graph, name) if packed else 0.0
 
 
 def file_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> int:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from farflung.cluster.device import DeviceKind
 from farflung.cost import ALLOCATOR, MemorySettings, OpCost, cast_factor, stage_memory
-from farflung.optim import state_factor
+from farflung.optim import state_factor, update_bytes
 from farflung.plan import CostTables, codec_of, wire_factor_of
 from farflung.planners.chain_cuts import SlotParts, best_pace, best_total
 from farflung.planners.chain_exact import exact_cuts
@@ -373,7 +373,7 @@ class Chain:
             key = (
                 kind,
                 self.positions.tobytes(),
-                state_factor(optimizer, self.problem.graph),
+                (state_factor(optimizer, self.problem.graph), optimizer.state, optimizer.update),
                 precision,
                 _slices(self.problem),
                 optimizer.delayed,
@@ -405,6 +405,22 @@ def _slices(problem: Problem) -> int:
     return problem.job.micro_batches if problem.job.plan.helpers else 0
 
 
+def _updating(problem: Problem, positions: npt.NDArray[np.int64]) -> Vector:
+    """Bytes that the update of the largest parameter takes beside its state, by the first and the last candidate of a stage."""
+    graph, optimizer = problem.graph, problem.job.optimizer
+    taken = np.zeros((len(graph.ops), 2))
+    for position, op in enumerate(graph.ops):
+        for name in op.states():
+            if name in graph.trained:
+                taken[position] = np.maximum(taken[position], update_bytes(optimizer, graph, name))
+    found = np.zeros((len(positions), len(positions)))
+    if taken.any():
+        for row, start in enumerate(positions[:-1]):
+            most = np.maximum.accumulate(taken[start : positions[-1]]).sum(axis=1)
+            found[row, row + 1 :] = most[positions[row + 1 :] - start - 1]
+    return found
+
+
 def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], dense: Vector) -> _Matrices:
     n = len(positions)
     optimizer = problem.job.optimizer
@@ -416,12 +432,13 @@ def _matrices(problem: Problem, cost: OpCost, positions: npt.NDArray[np.int64], 
         offload=problem.job.plan.offload == "optimizer",
     )
     always, saved, extra, update = (np.full((n, n), np.inf) for _ in range(4))
+    updating = np.zeros((n, n)) if settings.offload else _updating(problem, positions)
     exchanged = np.zeros((n, n))
     for row in range(n - 1):
         columns = slice(row + 1, n)
         received = np.full(n - row - 1, dense[row])
         memory = stage_memory(cost, int(positions[row]), positions[columns].tolist(), settings, received, dense[columns])
-        always[row, columns] = memory.always
+        always[row, columns] = memory.always + updating[row, columns]
         saved[row, columns] = memory.activations - received - dense[columns]
         extra[row, columns] = memory.workspace + memory.messages
         update[row, columns] = memory.update

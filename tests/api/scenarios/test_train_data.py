@@ -214,6 +214,20 @@ def test_callbacks_get_the_weights_of_checkpoints(place: str | None, tmp_path: P
         assert all(seen[3][name].tobytes() != value.tobytes() for name, value in final.items())
 
 
+def test_a_checkpoint_that_is_read_later_has_the_weights_of_its_own_step(tmp_path: Path) -> None:
+    kept: list[tuple[Any, dict[str, Any]]] = []
+
+    class Watch:
+        def on_checkpoint(self, checkpoint: Any) -> None:
+            kept.append((checkpoint, checkpoint.state_dict()))
+
+    trained(loader(), callbacks=[Watch()], checkpoint=CheckpointSpec(every=3, keep=9), folder=tmp_path / "run")
+    assert len(kept) > 1
+    for checkpoint, before in kept:
+        late = checkpoint.state_dict()
+        assert all(late[name].tobytes() == value.tobytes() for name, value in before.items())
+
+
 def test_a_callback_of_a_checkpoint_ends_the_run(tmp_path: Path) -> None:
     class Watch:
         def on_checkpoint(self, checkpoint: Any) -> None:

@@ -169,6 +169,9 @@ def test_the_predicted_step_counts_the_helpers_that_are_here() -> None:
     helped = plan_run(bundle, everybody)
     assert helped.plan.stages == alone.plan.stages
     assert helped.estimate.step_seconds < 0.7 * alone.estimate.step_seconds
+    (with_helpers,), (without,) = helped.estimate.replicas, alone.estimate.replicas
+    assert with_helpers.forward_seconds < 0.5 * without.forward_seconds
+    assert with_helpers.update_seconds == pytest.approx(without.update_seconds), "helpers do not update"
     assert helped.topology.names == alone.topology.names
     assert helped.topology.speeds.tolist() == alone.topology.speeds.tolist()
 

@@ -193,6 +193,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         backward, backward_calls, back_convolution = forward, forward_calls, convolution  # a second forward takes its place
     on_disk = float(file_bytes(job.optimizer, graph, sub.states)) if stage.offload == "optimizer" else 0.0
     moved = 2.0 * state_bytes(job.optimizer, graph, sub.states) if on_disk else 0.0  # read and written
+    updated = sums.trained * update_flops(job.optimizer, graph)
     disk_seconds = moved / device.offload_rate if device.offload_rate else 0.0
     parts = memory.parts()
     if stage.replicas:
@@ -214,9 +215,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         backward_seconds=pace
         * (_seconds(device, device.work(backward, back_convolution), backward_calls) + ranks.backward / device.ranks),
         weight_seconds=0.0 if stage.recompute else pace * device.work(sums.weight, sums.weight_convolution) / device.achieved,
-        update_seconds=max(
-            _seconds(device, sums.trained * update_flops(job.optimizer, graph), sums.trained_tensors) + ranks.update, disk_seconds
-        ),
+        update_seconds=max(_seconds(device, updated * device.helped, sums.trained_tensors) + ranks.update, disk_seconds),
         in_flight=flying,
         recompute=stage.recompute,
         micro_batches=(item.unit.replica.first, item.unit.replica.end),

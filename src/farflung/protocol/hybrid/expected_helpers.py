@@ -8,7 +8,6 @@ from dataclasses import replace
 from farflung.cluster import Topology
 from farflung.plan import Estimate, Plan
 from farflung.protocol.hybrid.server_choice import Server, choose_server, effective_speed
-from farflung.units import FlopsPerSecond
 
 __all__ = ["expected_helpers", "stage_traffic", "stage_work", "with_helpers"]
 
@@ -67,11 +66,7 @@ def with_helpers(servers: Topology, topology: Topology, helpers: Mapping[str, Se
     more = dict.fromkeys(servers.names, 0.0)
     for name, server in helpers.items():
         more[server.name] += effective_speed(server, float(topology.device(name).achieved))
-    devices = [
-        replace(device, speed=FlopsPerSecond(float(device.speed) * (1.0 + more[device.name] / float(device.achieved))))
-        for device in servers.devices
-    ]
-    return servers.with_devices(devices)
+    return servers.with_devices([replace(one, helped=1.0 + more[one.name] / float(one.achieved)) for one in servers.devices])
 
 
 def _rate(topology: Topology, source: str, target: str) -> float:
