@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -161,3 +162,27 @@ def test_the_page_lists_each_extra_once() -> None:
     table = page.partition("## Add an extra")[2].partition("\n## ")[0]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`([\w-]+)`", "".join(first))) == sorted(extras)
+
+
+#: Extras that cannot be installed in the versions of ``constraints.txt``.
+OTHER_VERSIONS = ("mlflow", "trackio", "s3-server")
+
+
+def test_no_page_installs_an_extra_in_versions_that_it_refuses() -> None:
+    pages = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
+    commands = [
+        (path.name, extras) for path, text in pages.items() for extras in re.findall(r"-c constraints.txt '\.\[(.*?)\]", text)
+    ]
+    assert len(commands) > 5
+    assert [found for found in commands if set(found[1].split(",")) & set(OTHER_VERSIONS)] == []
+    (line,) = re.findall(r"^Leave `-c constraints.txt` out for (.*):", pages[ROOT / "docs" / "installation.md"], re.MULTILINE)
+    assert tuple(re.findall(r"`([\w-]+)`", line)) == OTHER_VERSIONS
+
+
+def test_what_developers_need_installs_on_the_newest_python() -> None:
+    """atheris has no wheel for Python 3.14."""
+    fuzz = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["fuzz"]
+    (atheris,) = [Requirement(line) for line in fuzz if line.startswith("atheris")]
+    assert atheris.marker is not None
+    wanted = [v for v in ("3.11", "3.13", "3.14") if atheris.marker.evaluate({"python_version": v, "platform_system": "Linux"})]
+    assert wanted == ["3.11", "3.13"]

@@ -231,6 +231,15 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
     assert wishes.read().parting == "leave"
 
 
+def test_limits_are_those_of_a_worker_of_this_machine(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "limit", "--memory", "4 GB")
+    assert (code, err) == (
+        2,
+        "farflung: you run no worker on this machine: name the one that will join from here, farflung limit NAME\n",
+    )
+    assert run(capsys, "limit", "attic", "--memory", "4 GB")[:2] == (0, "attic: memory 4 GB\n")
+
+
 def test_a_worker_elsewhere_is_told_through_the_broker(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,8 @@ def _only(command: str) -> str:
     from farflung.worker.owner_limits import known_workers
 
     running = [one.name for one in known_workers(members_folder()) if one.runs]
+    if not running and command == "limit":
+        raise InputError("you run no worker on this machine: name the one that will join from here, farflung limit NAME")
     if not running:
         raise InputError(
             f"you run no worker on this machine: name a worker of another machine, farflung {command} NAME "
