@@ -1,4 +1,4 @@
-"""Connections that send no request are closed, and others are served meanwhile."""
+"""Connections that send no request, or read no answer, are closed, and others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from farflung.transports.http_patience import patient_protocol
+from tests.support.quiet import until
 
 uvicorn = pytest.importorskip("uvicorn")
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -50,6 +51,41 @@ def test_a_connection_without_a_whole_request_is_closed(given: bytes) -> None:
         silent, served = await asyncio.gather(_ended(given, port), _ended(REQUEST, port))
         assert silent.endswith(b"ok") == given.startswith(REQUEST)
         assert served.endswith(b"ok")
+        server.should_exit = True
+        await serving
+
+    asyncio.run(run())
+
+
+async def _large(
+    scope: dict[str, str], receive: Callable[[], Awaitable[object]], send: Callable[[object], Awaitable[None]]
+) -> None:
+    assert scope["type"] == "http"
+    size = 8 << 20 if scope["path"] == "/large" else 4000
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(size).encode())]})
+    await send({"type": "http.response.body", "body": bytes(size)})
+
+
+@pytest.mark.parametrize(("path", "requests"), [("/large", 1), ("/small", 3000)])
+def test_a_caller_that_reads_no_answer_is_cut_off(path: str, requests: int) -> None:
+    async def run() -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            _large, http=patient_protocol(0.3), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        with socket.socket() as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            caller.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(caller, listening.getsockname())
+            given = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() * requests
+            sending = asyncio.create_task(loop.sock_sendall(caller, given))
+            connections = server.server_state.connections
+            await asyncio.to_thread(until, lambda: connections)
+            await asyncio.to_thread(until, lambda: not connections)
+            sending.cancel()
         server.should_exit = True
         await serving
 

@@ -102,7 +102,7 @@ class Gate:
         try:
             body = json.loads(await _body(receive))
             session = await self._rights.sign_in(token=str(body.get("token", "")), ticket=str(body.get("ticket", "")))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             await _respond(send, 400, b"not a sign-in")
         except FarflungError as error:
             await _respond(send, 403, str(error).encode())
