@@ -37,6 +37,8 @@ class _Attempt:
 
     def __init__(self, name: str, planned: PlannedRun, endpoint: TcpEndpoint) -> None:
         self.name, self.devices, self.endpoint = name, planned.plan.devices, endpoint
+        #: Who draws tokens.
+        self.last = frozenset(planned.plan.stages[-1].devices)
         for device, address in planned.addresses.items():
             endpoint.connect(device, address)
             relays = planned.relays.get(device, ())
@@ -258,7 +260,7 @@ class Service:
         """Take a frame of a worker (transport thread). The next batch leaves before the text of the tokens is made.
 
         Raises:
-            WireError: the model has no such token. The worker gets the error, and the run ends.
+            WireError: see ``_take``. The worker gets the error, and the run ends.
         """
         message = decode(frame, Channel.DATA)
         if isinstance(message, ServedTokens):
@@ -268,19 +270,26 @@ class Service:
                 self._forget([generation.sequence for generation, drawn in taken if generation.take(drawn)])
 
     def _take(self, peer: str, message: ServedTokens) -> list[tuple[Generation, TokenItem]]:
-        """Return the requests that ``message`` has tokens of. One whose last token this is takes no part in the next batch."""
+        """Return the requests that ``message`` has tokens of. One whose last token this is takes no part in the next batch.
+
+        Raises:
+            WireError: ``peer`` does not draw, the model has no such token, or the batch has other draws or was answered before.
+        """
         with self._changed:
             attempt = self._attempt
             if attempt is None or message.run != attempt.name or peer not in attempt.devices:
                 return []  # of an earlier attempt, or from somebody who has no part in this one
+            if peer not in attempt.last:
+                raise WireError(f"{peer} sent tokens, and it does not compute the last stage")
             tokens = [item.token for item in message.drawn]
             strange = max((*tokens, *(token for item in message.drawn for token, _ in item.likely)), default=0)
             if strange >= self.vocabulary:
                 raise WireError(f"{peer} drew token {strange}: the model knows those from 0 to {self.vocabulary - 1}")
-            found = [
-                (self._generations.get(sequence), sequence, message.drawn[index])
-                for sequence, index in self._scheduler.take(message.number, tokens, monotonic())
-            ]
+            try:
+                taken = self._scheduler.take(message.number, tokens, monotonic())
+            except ValueError as error:
+                raise WireError(f"{peer} sent {error}") from None
+            found = [(self._generations.get(sequence), sequence, message.drawn[index]) for sequence, index in taken]
             self._forget([sequence for generation, sequence, drawn in found if generation is None or generation.is_last(drawn)])
             if self._closing:  # ``close`` waits until no batch is under way
                 self._changed.notify_all()
