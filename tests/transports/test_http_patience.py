@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,54 @@ def test_a_caller_that_reads_no_answer_is_cut_off(path: str, requests: int) -> N
         await serving
 
     asyncio.run(run())
+
+
+FIELD = b"A: " + b"x" * 60 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [
+        (b"GET /", b"x" * 64),
+        (b"GET / HTTP/1.1\r\nA: ", b"x" * 64),
+        (b"GET / HTTP/1.1\r\n", FIELD),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", FIELD),
+    ],
+    ids=["path", "field", "fields", "trailer"],
+)
+def test_a_head_without_an_end_is_cut_off(given: bytes, again: bytes) -> None:
+    async def run() -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            _read, http=patient_protocol(60), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        port = listening.getsockname()[1]
+        with pytest.raises(ConnectionError):
+            await _sent(given, again, port)
+        writing = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (4 << 20, bytes(4 << 20))
+        assert (await _ended(writing + REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), port)).count(b"ok") == 2
+        server.should_exit = True
+        await serving
+
+    asyncio.run(run())
+
+
+async def _sent(given: bytes, again: bytes, port: int) -> None:
+    """Send ``given``, and 4 MiB of ``again``, to a server that answers nothing."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(given)
+        for _ in range(1024):
+            writer.write(again * 64)
+            await writer.drain()
+        await reader.readexactly(1)
+    finally:
+        writer.close()
+
+
+async def _read(scope: dict[str, str], receive: Callable[[], Awaitable[Any]], send: Callable[[object], Awaitable[None]]) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await _answer(scope, receive, send)
