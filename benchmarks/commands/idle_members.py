@@ -49,7 +49,7 @@ from farflung.transports.tcp.sockets import TlsContexts
 from farflung.version import __version__
 from farflung.wire.frames import decode_frame
 
-__all__ = ["IdleMembers", "main", "member_name", "offer_of"]
+__all__ = ["IdleMembers", "idle_offer", "main", "member_name"]
 
 T = TypeVar("T")
 _REGIONS = 4
@@ -69,7 +69,8 @@ def _region(name: str) -> int:
     return int(name.rpartition("-")[2]) % _REGIONS
 
 
-def offer_of(name: str) -> OfferItem:
+def idle_offer(name: str) -> OfferItem:
+    """What the idle worker ``name`` offers."""
     return OfferItem(
         memory=16e9,
         kind="cpu",
@@ -257,7 +258,7 @@ class IdleMembers:
             # the broker dials each member, and checks its name
             server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=TlsContexts(own).server)
             member = _Member(name, channel, call, server)
-            await member.send(Hello(address=host_and_port(*server.sockets[0].getsockname()), offer=offer_of(name)))
+            await member.send(Hello(address=host_and_port(*server.sockets[0].getsockname()), offer=idle_offer(name)))
             member.lease = (await _welcome(name, call)).lease
             member.tasks = [asyncio.create_task(member.read()), asyncio.create_task(member.beat())]
             self.members[name] = member

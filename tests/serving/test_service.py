@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farflung.errors import ConnectionLost
+from farflung.errors import ConnectionLost, WireError
 from farflung.messages.schema import Channel
 from farflung.messages.serving import ServedBatch, ServedTokens, TokenItem
 from farflung.messages.watching import Planned, Started
@@ -183,3 +183,19 @@ def test_a_batch_that_was_made_before_the_end_is_sent(cluster: FakeCluster, monk
     cluster.draw(cluster.batches.get(timeout=5), 7)
     closer.join(10)
     assert not closer.is_alive()
+
+
+def test_tokens_of_others_and_tokens_that_come_twice_are_refused_by_name(service: Service, cluster: FakeCluster) -> None:
+    letters = Letters(cluster)
+    generation, pieces = request(letters, 2)
+    service.add([generation])
+    batch = cluster.batches.get(timeout=30)
+    drawn = tuple(TokenItem(token=0, logprob=0.0, likely=()) for _ in batch.draws)
+    early = encode(ServedTokens(run=batch.run, number=batch.number, drawn=drawn))
+    with pytest.raises(WireError, match="a sent tokens, and it does not compute the last stage"):
+        cluster.receive(WORKERS[0], early)
+    assert pieces == []
+    cluster.draw(batch, 0)
+    with pytest.raises(WireError, match="b sent 1 tokens for batch 0, which is not under way with as many draws"):
+        cluster.draw(batch, 0)
+    assert [piece.text for piece in pieces] == ["a"]

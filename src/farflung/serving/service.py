@@ -37,6 +37,8 @@ class _Attempt:
 
     def __init__(self, name: str, planned: PlannedRun, endpoint: TcpEndpoint) -> None:
         self.name, self.devices, self.endpoint = name, planned.plan.devices, endpoint
+        #: Who draws tokens.
+        self.last = frozenset(planned.plan.stages[-1].devices)
         for device, address in planned.addresses.items():
             endpoint.connect(device, address)
             relays = planned.relays.get(device, ())
@@ -93,7 +95,7 @@ class Service:
         self._planned: PlannedRun | None = None
         #: The present attempt (``None``: there are not enough workers).
         self._attempt: _Attempt | None = None
-        self.closing = False
+        self._closing = False
         #: The next batch, which the dispatching thread has yet to send.
         self._made: Batch | None = None
         #: Why the run has ended (``None``: it has not).
@@ -144,7 +146,7 @@ class Service:
         """
         given = list(generations)
         with self._changed:
-            if self.ended is not None or self.closing:
+            if self.ended is not None or self._closing:
                 raise ConnectionLost("the server is ending: send the request to another server")
             if self._scheduler.waiting + len(given) > _MOST_WAITING:
                 raise InputError(f"{self._scheduler.waiting} requests wait already, at most {_MOST_WAITING} may: try again later")
@@ -163,7 +165,7 @@ class Service:
     def close(self) -> None:
         """Stop the run, and wait for the threads."""
         with self._changed:
-            self.closing = True
+            self._closing = True
             self._changed.notify_all()
             # a worker that waits for a value of another one would wait for ever if that one had stopped before
             self._changed.wait_for(lambda: self._scheduler.idle or self._attempt is None or self.ended is not None, _END_SECONDS)
@@ -224,7 +226,7 @@ class Service:
         for generation in waiting:
             generation.listen(Piece(error=str(self.ended)))
         self._ready.set()
-        if first and not self.closing:
+        if first and not self._closing:
             self.on_end()
 
     # -- batches ------------------------------------------------------------------------------------------------------
@@ -233,18 +235,18 @@ class Service:
         """Send batches of new requests, on a thread of its own: a link whose window is full makes it wait."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.ended is not None or self.closing or self._has_batch())
-                if self.ended is not None or self.closing:
+                self._changed.wait_for(lambda: self.ended is not None or self._closing or self._has_batch())
+                if self.ended is not None or self._closing:
                     return
-            self.send_batches()
+            self._send_batches()
 
     def _has_batch(self) -> bool:
         """Make the next batch (under the lock); none while the service is closed."""
-        if self._attempt is not None and self._made is None and not self.closing:
+        if self._attempt is not None and self._made is None and not self._closing:
             self._made = self._scheduler.next_batch()
         return self._attempt is not None and self._made is not None
 
-    def send_batches(self) -> None:
+    def _send_batches(self) -> None:
         """Send all batches that may be under way, one that was made before the service is closed, too."""
         while True:
             with self._changed:
@@ -258,31 +260,38 @@ class Service:
         """Take a frame of a worker (transport thread). The next batch leaves before the text of the tokens is made.
 
         Raises:
-            WireError: the model has no such token. The worker gets the error, and the run ends.
+            WireError: see ``_take``. The worker gets the error, and the run ends.
         """
         message = decode(frame, Channel.DATA)
         if isinstance(message, ServedTokens):
             with self._taking:
                 taken = self._take(peer, message)
-                self.send_batches()
+                self._send_batches()
                 self._forget([generation.sequence for generation, drawn in taken if generation.take(drawn)])
 
     def _take(self, peer: str, message: ServedTokens) -> list[tuple[Generation, TokenItem]]:
-        """Return the requests that ``message`` has tokens of. One whose last token this is takes no part in the next batch."""
+        """Return the requests that ``message`` has tokens of. One whose last token this is takes no part in the next batch.
+
+        Raises:
+            WireError: ``peer`` does not draw, the model has no such token, or the batch has other draws or was answered before.
+        """
         with self._changed:
             attempt = self._attempt
             if attempt is None or message.run != attempt.name or peer not in attempt.devices:
                 return []  # of an earlier attempt, or from somebody who has no part in this one
+            if peer not in attempt.last:
+                raise WireError(f"{peer} sent tokens, and it does not compute the last stage")
             tokens = [item.token for item in message.drawn]
             strange = max((*tokens, *(token for item in message.drawn for token, _ in item.likely)), default=0)
             if strange >= self.vocabulary:
                 raise WireError(f"{peer} drew token {strange}: the model knows those from 0 to {self.vocabulary - 1}")
-            found = [
-                (self._generations.get(sequence), sequence, message.drawn[index])
-                for sequence, index in self._scheduler.take(message.number, tokens, monotonic())
-            ]
+            try:
+                taken = self._scheduler.take(message.number, tokens, monotonic())
+            except ValueError as error:
+                raise WireError(f"{peer} sent {error}") from None
+            found = [(self._generations.get(sequence), sequence, message.drawn[index]) for sequence, index in taken]
             self._forget([sequence for generation, sequence, drawn in found if generation is None or generation.is_last(drawn)])
-            if self.closing:  # ``close`` waits until no batch is under way
+            if self._closing:  # ``close`` waits until no batch is under way
                 self._changed.notify_all()
             return [(generation, drawn) for generation, _, drawn in found if generation is not None]
 

@@ -80,6 +80,15 @@ def test_a_worker_cannot_fill_the_memory() -> None:
     assert made.own(KEY, "b", 0.0) == "x"
 
 
+def test_hashes_of_steps_that_nobody_made_take_the_place_of_no_other() -> None:
+    made = hashes(a="x", b="x")
+    for step in range(1000):
+        made.report((1, 10**9 + step), "liar", "liar", "z")
+    assert made.own(KEY, "a", 0.0) == "x"
+    made.report(KEY, "c", "a", "y")
+    assert made.liars(KEY, "a", SAME) == (["c"], [])
+
+
 def follow(cluster: Loopback, **job: object) -> tuple[RunResult, list[str]]:
     bundle, _ = cluster.submit(text_job(steps=4, checkpoint={"every": 2}, **job))
     frames = list(watched(cluster.client, bundle.run))

@@ -36,8 +36,8 @@ from tests.support.quiet import until
 def test_an_absurd_offer_breaks_nobody_s_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absurd: Mapping[str, Any]
 ) -> None:
-    honest = idle_members.offer_of
-    monkeypatch.setattr(idle_members, "offer_of", lambda name: msgspec.structs.replace(honest(name), **absurd))
+    honest = idle_members.idle_offer
+    monkeypatch.setattr(idle_members, "idle_offer", lambda name: msgspec.structs.replace(honest(name), **absurd))
     with Loopback(tmp_path, 0) as cluster, closing(IdleMembers(cluster.ticket("join"))) as idle:
         idle.join([member_name(0)])
         assert cluster.members() == [member_name(0)]
@@ -45,7 +45,7 @@ def test_an_absurd_offer_breaks_nobody_s_status(
 
 @pytest.mark.parametrize("absurd", [{"speed": 1e300}, {"overhead": 1e300}, {"rank_rate": 5e-324}, {"factor": 1e300}])
 def test_an_offer_that_no_machine_has_is_refused(absurd: Mapping[str, Any]) -> None:
-    offer = msgspec.structs.replace(idle_members.offer_of(member_name(0)), **absurd)
+    offer = msgspec.structs.replace(idle_members.idle_offer(member_name(0)), **absurd)
     with pytest.raises(WireError, match=f"bad message 'hello': Expected `float` .* in 'offer.{min(absurd)}'"):
         decode(encode(Hello(address="", offer=offer)), Channel.REPORTS)
 

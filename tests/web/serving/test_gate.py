@@ -44,10 +44,13 @@ class Client:
     def cookie(self, role: Role = Role.OWNER) -> str:
         return f"other=1; farflung-7080={self.sign_in.cookie(self.sign_in.begin(role))}"
 
-    def call(self, path: str, method: str = "GET", *, kind: str = "http", body: bytes = b"", **headers: str) -> Answer:
+    def call(self, path: str, method: str = "GET", *, kind: str = "http", body: bytes | None = b"", **headers: str) -> Answer:
+        """``body``: ``None`` never comes."""
         sent: list[MutableMapping[str, Any]] = []
 
         async def receive() -> MutableMapping[str, Any]:
+            if body is None:
+                await asyncio.Event().wait()
             return {"type": "http.request" if kind == "http" else "websocket.connect", "body": body, "more_body": False}
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -127,7 +130,7 @@ def test_a_cookie_of_another_key_is_none() -> None:
     assert client.call("/", cookie=cookie).status == 303
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 16_000], ids=len)
 def test_a_malformed_sign_in_is_refused(body: bytes) -> None:
     assert Client().call("/sign-in", "POST", body=body, origin=ORIGIN).status in (400, 403)
 
@@ -135,6 +138,12 @@ def test_a_malformed_sign_in_is_refused(body: bytes) -> None:
 def test_a_long_sign_in_is_refused() -> None:
     found = Client().call("/sign-in", "POST", body=b"x" * 20_000, origin=ORIGIN)
     assert (found.status, found.text) == (403, "a sign-in has at most 16384 bytes")
+
+
+def test_a_sign_in_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.web.serving.gate.REQUEST_SECONDS", 0.05)
+    found = Client().call("/sign-in", "POST", body=None, origin=ORIGIN)
+    assert (found.status, found.text) == (408, "the sign-in did not come in time")
 
 
 class TicketClient:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 __all__ = ["ShareHashes"]
 
-#: Shares of so many (attempt, step) are remembered.
+#: So many (attempt, step) of each worker are remembered.
 _MOST = 8
-#: Workers whose hashes are remembered for one share.
+#: Shares of others of which a worker's hashes are remembered.
 _MOST_WITNESSES = 256
 
 Key = tuple[int, int]
@@ -25,8 +25,8 @@ class ShareHashes:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        #: (attempt, step) -> (worker, whose share) -> hash
-        self._known: dict[Key, dict[tuple[str, str], str]] = {}
+        #: worker -> (attempt, step) -> whose share -> hash. What one worker reports takes the place of no other's.
+        self._known: dict[str, dict[Key, dict[str, str]]] = {}
         #: Workers of earlier attempts report no hashes any more.
         self._attempt = 0
 
@@ -44,11 +44,12 @@ class ShareHashes:
     def report(self, key: Key, worker: str, of: str, sha256: str) -> None:
         """``worker`` reports the hash of the share of ``of``."""
         with self._changed:
-            known = self._known.setdefault(key, {})
-            if sum(name == worker for name, _ in known) < _MOST_WITNESSES:
-                known[worker, of] = sha256
-            for old in sorted(self._known)[:-_MOST]:
-                del self._known[old]
+            known = self._known.setdefault(worker, {})
+            shares = known.setdefault(key, {})
+            if len(shares) < _MOST_WITNESSES:
+                shares[of] = sha256
+            for old in sorted(known)[:-_MOST]:
+                del known[old]
             self._changed.notify_all()
 
     def own(self, key: Key, worker: str, seconds: float, ended: Callable[[], bool] = lambda: False) -> str:
@@ -57,10 +58,8 @@ class ShareHashes:
         ``ended``: whether the upload has ended; call ``poke`` when it does.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: (worker, worker) in self._known.get(key, {}) or key[0] < self._attempt or ended(), seconds
-            )
-            return self._known.get(key, {}).get((worker, worker), "")
+            self._changed.wait_for(lambda: self._of(key, worker, worker) or key[0] < self._attempt or ended(), seconds)
+            return self._of(key, worker, worker)
 
     def liars(self, key: Key, of: str, alike: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Return who reports a wrong hash of the share of ``of``, and who is in a dispute that nobody decides.
@@ -68,10 +67,15 @@ class ShareHashes:
         ``alike``: worker -> what its numbers depend on; only workers that equal ``of`` there have the same bits.
         """
         with self._changed:
-            known = {worker: sha256 for (worker, share), sha256 in self._known.get(key, {}).items() if share == of}
-        known = {worker: sha256 for worker, sha256 in known.items() if worker in alike and alike[worker] == alike.get(of)}
+            known = {worker: self._of(key, worker, of) for worker in self._known}
+        known = {
+            worker: sha256 for worker, sha256 in known.items() if sha256 and worker in alike and alike[worker] == alike.get(of)
+        }
         if len(set(known.values())) < 2:
             return [], []
         (most, votes), *others = Counter(known.values()).most_common()
         wrong = sorted(worker for worker, sha256 in known.items() if sha256 != most)
         return (wrong, []) if votes > others[0][1] else ([], sorted(known))
+
+    def _of(self, key: Key, worker: str, of: str) -> str:
+        return self._known.get(worker, {}).get(key, {}).get(of, "")

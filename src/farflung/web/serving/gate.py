@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -18,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from farflung.errors import FarflungError, SecurityError
+from farflung.transports.http_patience import REQUEST_SECONDS
 from farflung.web.serving.rights import Rights, SignedIn
 from farflung.web.serving.sign_in import COOKIE_SECONDS, Session
 from farflung.web.serving.sign_in_page import PAGE_POLICY, sign_in_page
@@ -100,10 +102,14 @@ class Gate:
 
     async def _sign_in(self, receive: Receive, send: Send, name: str) -> None:
         try:
-            body = json.loads(await _body(receive))
+            async with asyncio.timeout(REQUEST_SECONDS):
+                given = await _body(receive)
+            body = json.loads(given)
             session = await self._rights.sign_in(token=str(body.get("token", "")), ticket=str(body.get("ticket", "")))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             await _respond(send, 400, b"not a sign-in")
+        except TimeoutError:
+            await _respond(send, 408, b"the sign-in did not come in time", {"connection": "close"})
         except FarflungError as error:
             await _respond(send, 403, str(error).encode())
         else:
