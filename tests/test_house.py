@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,25 @@ def test_nothing_untrusted_runs() -> None:
 def test_rooms_and_modules_have_meaning_in_their_names() -> None:
     names = [part for path in SOURCES for part in path.relative_to(ROOT / "src").with_suffix("").parts]
     assert FORBIDDEN_ROOMS & set(names) == set()
+
+
+def without_place(map_: str, names: Iterable[str]) -> list[str]:
+    """The modules among ``names`` that the map of their package, its docstring, does not name."""
+    named = set(re.findall(r"`(\w+)/?`", map_))
+    return [name for name in names if name not in named]
+
+
+def test_each_package_has_a_map_of_its_modules() -> None:
+    found = {}
+    for path in (path for path in SOURCES if path.name == "__init__.py" and path.parent != ROOT / "src/farflung"):
+        inside = [*path.parent.glob("*.py"), *(one.parent for one in path.parent.glob("*/__init__.py"))]
+        names = sorted({one.stem for one in inside} - {"__init__", "__main__"})
+        found[str(path.relative_to(ROOT))] = without_place(ast.get_docstring(ast.parse(path.read_text())) or "", names)
+    assert {name: missing for name, missing in found.items() if missing} == {}
+
+
+def test_the_check_of_maps_finds_modules_without_a_place() -> None:
+    assert without_place("Codecs.\n\n- ``base``: the protocol.\n| `sparse/` | top-k |", ["base", "sparse", "top"]) == ["top"]
 
 
 def test_importing_the_package_loads_no_tensor_library() -> None:

@@ -35,7 +35,7 @@ def tensors(dtype: torch.dtype, size: int = 5_000) -> dict[str, torch.Tensor]:
 
 def compare() -> str:
     """Raises where a choice differs."""
-    from farflung.engines.torch.selecting import select_by_kernels
+    from farflung.engines.torch.triton_selection import select_by_kernels
 
     codecs.suits_kernels = lambda flat: True
     codec, choices, payloads = TopK(ratio=20, values="float16"), 0, 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from farflung.frontends.optimizers.capture import Trained, capture_rules
-from farflung.frontends.optimizers.named import Lion, name_of
+from farflung.frontends.optimizers.named_optimizers import Lion, name_of
 
 Factory = Callable[[list[nn.Parameter]], Any]
 

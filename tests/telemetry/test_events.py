@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import DataError, DiskFull
-from farflung.telemetry.appending import append_lines
 from farflung.telemetry.events import encode_line
+from farflung.telemetry.whole_lines import append_lines
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import VersionError, WireError
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame
-from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.headers import pack_value, unpack_value
 
 SMALL = FrameLimits(max_header=4096, max_sections=8, max_bytes=1 << 16, max_depth=4, max_items=100)
 HEADER = {"step": 7, "names": ["a", "b"], "loss": 0.5, "raw": b"\0\1", "none": None, "yes": True}

@@ -19,6 +19,8 @@
 | `tolerance`       | what a plan tolerates                                                        |
 | `plan_explanation` | why a plan is as it is                                                      |
 | `topology_changes` | one change of a topology, as text (`--what-if` of `farflung plan`)          |
+| `generation`      | text by a trained model                                                      |
+| `optimizers/`     | optimizers and schedules of the caller                                       |
 | `plan_file`       | a plan with its job and topology, as a file                                  |
 | `what_if/`        | changes of a job and its cluster, and what they would bring                  |
 """

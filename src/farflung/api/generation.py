@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.checkpoint import CheckpointReader, ModelFiles, locate
-from farflung.data.open import open_tokenizer
+from farflung.data.job_source import open_tokenizer
 from farflung.data.tokenizers import FileTokenizer, Tokenizer
 from farflung.errors import CheckpointError, DataError, InputError
 from farflung.job import JobSpec

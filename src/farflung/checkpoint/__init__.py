@@ -1,4 +1,11 @@
-"""Checkpoints: sharded safetensors with a manifest, resumed under any partition; weights from and to safetensors files."""
+"""Checkpoints: sharded safetensors with a manifest, resumed under any partition; weights from and to safetensors files.
+
+- ``blob``: bytes by range. ``safetensors``: the format. ``manifest``: what makes a checkpoint valid.
+- ``store``: checkpoints in a folder. ``objects``: in an object store. ``remote_files``: files of a folder behind a URL.
+- ``reader``: reads tensors under any partition. ``weights``: first weights from files.
+- ``export``, ``model_export``, ``model_files``: a checkpoint for other programs.
+- ``adapters``: LoRA and DoRA adapters. ``quantized_base``: a base in 8 or 4 bits.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ from typing import Any
 import numpy as np
 
 from farflung.cluster.device import Device
-from farflung.cluster.reading import LINK_KEYS, QUEUE, Names, TableReader
+from farflung.cluster.table_reader import LINK_KEYS, QUEUE, Names, TableReader
 from farflung.cluster.tables import Matrix, TopologyFields, TopologyTables, link_caps
 from farflung.cluster.timeline import Change, read_changes
 from farflung.errors import InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from farflung.cluster.files import read_contents, read_text
-from farflung.cluster.reading import QUEUE
+from farflung.cluster.table_reader import QUEUE
 from farflung.cluster.tables import Matrix
 from farflung.cluster.timeline import Change
 from farflung.cluster.topology import Topology

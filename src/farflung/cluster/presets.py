@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from farflung.cluster import published
+from farflung.cluster import published_networks
 from farflung.cluster.device import Device
 from farflung.cluster.tables import TopologyTables
 from farflung.errors import InputError
@@ -137,18 +137,18 @@ _FIXED: dict[str, Callable[[], TopologyTables]] = {
     "local4-two-regions": _two_regions,
     "two-laptops": _two_laptops,
     "home-lab": _home_lab,
-    "dtfm-case1": published.dtfm_case1,
-    "dtfm-case2": published.dtfm_case2,
-    "dtfm-case3": published.dtfm_case3,
-    "dtfm-case4": published.dtfm_case4,
-    "dtfm-case5": published.dtfm_case5,
-    "fluidstack": published.fluidstack,
-    "fusionllm-testbed1": partial(published.fusionllm_testbed, 1),
-    "fusionllm-testbed2": partial(published.fusionllm_testbed, 2),
-    "dreamddp-cluster1": partial(published.dreamddp_cluster, 1),
-    "dreamddp-cluster2": partial(published.dreamddp_cluster, 2),
-    "hybridps-case1": partial(published.hybridps_case, 1),
-    "hybridps-case2": partial(published.hybridps_case, 2),
-    "hybridps-case3": partial(published.hybridps_case, 3),
-    "hybridps-case4": partial(published.hybridps_case, 4),
+    "dtfm-case1": published_networks.dtfm_case1,
+    "dtfm-case2": published_networks.dtfm_case2,
+    "dtfm-case3": published_networks.dtfm_case3,
+    "dtfm-case4": published_networks.dtfm_case4,
+    "dtfm-case5": published_networks.dtfm_case5,
+    "fluidstack": published_networks.fluidstack,
+    "fusionllm-testbed1": partial(published_networks.fusionllm_testbed, 1),
+    "fusionllm-testbed2": partial(published_networks.fusionllm_testbed, 2),
+    "dreamddp-cluster1": partial(published_networks.dreamddp_cluster, 1),
+    "dreamddp-cluster2": partial(published_networks.dreamddp_cluster, 2),
+    "hybridps-case1": partial(published_networks.hybridps_case, 1),
+    "hybridps-case2": partial(published_networks.hybridps_case, 2),
+    "hybridps-case3": partial(published_networks.hybridps_case, 3),
+    "hybridps-case4": partial(published_networks.hybridps_case, 4),
 }

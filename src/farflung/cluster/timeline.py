@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.cluster.reading import LINK_KEYS, TableReader
+from farflung.cluster.table_reader import LINK_KEYS, TableReader
 from farflung.units import BytesPerSecond, Seconds
 
 __all__ = ["Change", "read_changes"]

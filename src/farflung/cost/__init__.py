@@ -1,4 +1,9 @@
-"""Estimates: FLOPs and bytes per operator, the papers' equations, and fits of their constants."""
+"""Estimates: FLOPs and bytes per operator, the papers' equations, and fits of their constants.
+
+- ``operands``: what a rule sees of an operator. ``flops``: operations. ``layout``: which values share memory.
+- ``saved_tensors``: what autograd keeps. ``memory``: memory of a stage. ``table``: all figures of a graph.
+- ``equations``: the papers' equations. ``fit``: their constants from measurements. ``other_systems``: models of other systems.
+"""
 
 from farflung.cost.equations import (
     bottleneck,

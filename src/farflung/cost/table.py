@@ -17,7 +17,7 @@ import numpy.typing as npt
 from farflung.cost.flops import backward_flops, forward_flops, weight_flops
 from farflung.cost.layout import Layouts
 from farflung.cost.operands import Operands
-from farflung.cost.saved import saved_for_backward
+from farflung.cost.saved_tensors import saved_for_backward
 from farflung.graph.ir import Graph, OpKind, StateKind, ValueRef
 from farflung.graph.modules import cut_widths
 from farflung.graph.opset import OpClass, info

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from farflung.data.base import bind
-from farflung.data.open import open_source
+from farflung.data.job_source import open_source
 from farflung.data.tokenizers import BytesTokenizer, FileTokenizer
 from farflung.errors import DataError
 from farflung.graph.ir import Graph, TensorSpec

@@ -1,4 +1,11 @@
-"""A wide-area network in network namespaces: real programs, real bytes, slow links (Linux, root)."""
+"""A wide-area network in network namespaces: real programs, real bytes, slow links (Linux, root).
+
+- ``session``: an emulation as a program sees it. ``programs``: programs in its nodes.
+- ``changes``: the network and its changes as plain values. ``fabric``: the network itself, without I/O.
+- ``router``: the process that forwards packets. ``packets``: IPv4 packets. ``nat``: what a node behind NAT lets in.
+- ``kernel``: namespaces and TUN devices. ``nat_network``: machines behind NATs of the kernel.
+- ``records``: emulations that run on this machine.
+"""
 
 from __future__ import annotations
 

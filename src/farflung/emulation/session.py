@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from farflung.child_processes import end_all
 from farflung.cluster import Network, Topology
-from farflung.cluster.reading import Names, TableReader
+from farflung.cluster.table_reader import Names, TableReader
 from farflung.cluster.timeline import read_changes
 from farflung.emulation.changes import first_changes, lower
 from farflung.emulation.fabric import MAX_NODES

@@ -1,4 +1,12 @@
-"""Engines run a stage's forward, backward and update on one device (``get_engine("torch")``)."""
+"""Engines run a stage's forward, backward and update on one device (``get_engine("torch")``).
+
+- ``base``: what an engine offers. ``registry``: engines by name. ``selection``: the engine of a worker.
+- ``devices``: devices of a machine. ``warmup``: how fast they are. ``probe``: what the broker lets a new worker compute.
+- ``torch``, ``jax``, ``reference``, ``shapes``: the engines. ``host``: what engines without PyTorch share.
+- ``stateful_runner``, ``layout``, ``present``: what runners of all engines share.
+- ``isolation``, ``isolated``: an engine in processes of its own. ``site``: one engine over several devices.
+- ``offloaded_states``, ``state_file``: optimizer states on a disk.
+"""
 
 from farflung.engines.base import (
     Array,

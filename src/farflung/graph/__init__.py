@@ -1,4 +1,13 @@
-"""The OP-DAG: a model as data, how it is written, checked, cut and drawn."""
+"""The OP-DAG: a model as data, how it is written, checked, cut and drawn.
+
+- ``nodes``: the parts of a graph: operators, states, references. ``ir``: ``Graph``.
+- ``builder``: graphs by hand; ``layers``: the layer types that it knows.
+- ``opset``, ``operator_tables``: the operators that a graph may use. ``operator_signatures``, ``signatures``: their arguments.
+- ``shapes``: shapes of results. ``gradient``: backwards that a graph carries. ``weight_expressions``: first values of weights.
+- ``document``: the graph as JSON. ``validate``: the rules that every graph meets.
+- ``modules``: runs of one module. ``parameter_blocks``: parameters of a block. ``quantized_weights``: weights in 8 or 4 bits.
+- ``cut``: the part of one stage. ``drift``: where engines may differ. ``render``: a drawing.
+"""
 
 from farflung.graph.ir import Graph
 

@@ -1,4 +1,9 @@
-"""The job description: what is computed, never where."""
+"""The job description: what is computed, never where.
+
+- ``spec``: ``JobSpec``; ``data_spec``, ``optimizer_names``, ``rates``, ``traffic``: its parts. ``section``: a table of a file.
+- ``patterns``, ``groups``, ``value_tables``, ``engine_ranges``: values of single keys.
+- ``load``: reads job files. ``explain``: errors in one line. ``check``: rules between fields.
+"""
 
 from __future__ import annotations
 

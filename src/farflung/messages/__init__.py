@@ -19,6 +19,7 @@ What they rest on:
 - ``remote_calls``: calls of the control plane with messages in place of frames.
 - ``versions``: the protocol version, and which differences of versions keep a member out.
 - ``submission``: ``Bundle``: a submitted job with its graphs.
+- ``exports``: a checkpoint for other programs.
 - ``document_bounds``: what the documents of a job may cost, checked before they are parsed.
 - ``array_headers``: how headers describe arrays.
 - ``arrays``: arrays as sections of a frame, with or without a codec.

@@ -1,18 +1,19 @@
 """The plan: stages, placement, schedule and codecs as one immutable document, its checks and its estimate.
 
-``model``              Plan, Stage, Replica, LinkPlan: the types
+``parts``, ``model``   Stage, Replica, LinkPlan and more; ``Plan``, which consists of them
 ``document``           the plan as JSON
-``allowed``            the devices that a job lets its plans use
+``usable_devices``     the devices that a job lets its plans use
 ``engine_support``     whether engines support the operators of their stages
 ``links``, ``traffic`` stages that exchange values, and the bytes of these values
 ``codec_choice/``      the codec of each link and of each exchange between replicas
 ``buckets``, ``reduction_choice``   how replicas sum gradients
-``synchronization``, ``hiding``     whether a sync strategy fits the plan, and which exchanges compute hides
+``synchronization``, ``overlap``   whether a sync strategy fits the plan, and which exchanges compute hides
 ``link_memory``        the sample cache of each link
-``derive``             the same stages on another graph, for evaluation and generation
+``evaluation_cuts``    the same stages on another graph, for evaluation and generation
 ``estimation/``        what the plan is predicted to cost
 ``check``              whether the plan fits its graph, topology and job
 ``fault_tolerance/``   which deaths the plan survives
+``verification``       which micro-batches a second worker computes again
 ``report/``            text for people
 """
 

@@ -1,4 +1,13 @@
-"""Planners by name: who computes what."""
+"""Planners by name: who computes what.
+
+- ``base``: ``Planner``. ``catalog``: ``PLANNERS``: planners by name.
+- ``constraints``: what a job or a user forbids or fixes. ``pieces``, ``cuts``: where a model may be cut.
+- ``equal``: baselines. ``op_fence``, ``communities``, ``hybrid_ps``, ``papers``: planners of the papers.
+- ``chain_dp``, ``chain_exact``, ``chain_cuts``, ``fitting``: the best cuts of a chain.
+- ``grid``: grids of replicas and stages. ``auto``: the search over everything together.
+- ``replicated``, ``scheduled``, ``interleaved``: what is decided around any planner: replicas, schedule, parts of stages.
+- ``engine_moves``: operators that an engine lacks. ``finish``: from placed runs to a checked plan.
+"""
 
 from farflung.planners.base import Evaluate, Judged, Planner
 from farflung.planners.catalog import PLANNERS, get_planner, planner_names

@@ -22,8 +22,8 @@ from farflung.graph.ir import Graph, OpKind
 from farflung.job.spec import JobSpec, LimitSpec, TrafficSpec
 from farflung.job.traffic import gigabyte_price
 from farflung.plan import CostTables, Estimate, Plan, check_memory, estimate
-from farflung.plan.allowed import allowed_devices
 from farflung.plan.engine_support import OTHER_ENGINE, computes_all, unsupported_stages
+from farflung.plan.usable_devices import allowed_devices
 from farflung.planners.base import Evaluate, Judged, Planner
 from farflung.planners.engine_moves import engine_moves
 from farflung.planners.finish import Problem, draft_plan

@@ -6,7 +6,7 @@ The broker, in the order in which an event passes through it:
 - ``broker``: ``BrokerMachine``: passes events to the parts below.
 - ``members``, ``runs``: one member, one run; ``cluster_state``: ``ClusterState``: all of them.
 - ``membership``: members join, leave and are lost.
-- ``run_queue``: which waiting run gets which members.
+- ``run_queue``: which waiting run gets which members; ``candidates``: members that a run can use.
 - ``attempts``: an attempt from its plan to its end.
 - ``conduct``: members that misbehave or fail; ``standing``: ``Standing``: what that costs them.
 - ``hybrid``: which unreliable members help which run, and which server of the run.

@@ -1,8 +1,13 @@
-"""Pipeline schedules as data, by name, and the dry-runs that check and time them."""
+"""Pipeline schedules as data, by name, and the dry-runs that check and time them.
+
+- ``base``: ``Schedule``. ``orders``: schedules by name. ``pipelines``: the orders of actions. ``micro_batch_groups``: of sites.
+- ``dry_run``: finds deadlocks. ``timing``, ``pipeline_times``: times of a step. ``shared_host``: stages on one machine.
+- ``progress``: which actions are ready.
+"""
 
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
 from farflung.schedules.dry_run import check_schedule, in_flight, retained, splits
-from farflung.schedules.grouped import grouped, read_group
+from farflung.schedules.micro_batch_groups import grouped, read_group
 from farflung.schedules.orders import Part, orders_of, part_of
 from farflung.schedules.pipeline_times import (
     Exchange,

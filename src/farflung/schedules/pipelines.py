@@ -26,7 +26,7 @@ from functools import partial
 from farflung.errors import PlanError
 from farflung.registry import Registry
 from farflung.schedules.base import Action, ActionKind, PipelineSchedule
-from farflung.schedules.grouped import Grouped, read_group
+from farflung.schedules.micro_batch_groups import Grouped, read_group
 
 __all__ = ["EAGER", "GPipe", "Interleaved", "OneForwardOneBackward", "ZeroBubble", "get_schedule", "schedule_names"]
 
@@ -144,7 +144,7 @@ _SCHEDULES.add("zb-h1", ZeroBubble)
 
 
 def get_schedule(name: str) -> PipelineSchedule:
-    """The schedule called ``name``, or a group of it (``schedules.grouped``).
+    """The schedule called ``name``, or a group of it (``schedules.micro_batch_groups``).
 
     Raises:
         InputError: nothing has that name; the text lists the known ones.

@@ -1,5 +1,9 @@
 """Who may join and who sends: join tickets, certificates, pinned first contact.
 
+- ``tickets``: join tickets. ``certificates``: keys and certificates. ``pinning``: the first contact with a broker.
+- ``authority``: issues certificates. ``ticket_book``, ``name_book``: issued tickets and names; ``book``: their files.
+- ``audit_log``: who did what. ``files``: private files. ``user_home``: the user's folder.
+
 This module exports what members need. The broker imports ``authority``, ``ticket_book`` and ``name_book``.
 """
 

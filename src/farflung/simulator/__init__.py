@@ -1,4 +1,9 @@
-"""Discrete events in virtual time: what a plan would do on a topology, before anything runs."""
+"""Discrete events in virtual time: what a plan would do on a topology, before anything runs.
+
+- ``plan_program``: from a plan to a program. ``program``: its tasks. ``settings``: what a simulation assumes.
+- ``run``: simulates. ``machine``, ``network``: devices and links in virtual time. ``failures``: losses. ``hybrid``: helpers.
+- ``result``, ``spans``: what it finds. ``prices``, ``typical_power``: cost and energy.
+"""
 
 from farflung.simulator.failures import FailureRun, simulate_failures
 from farflung.simulator.hybrid import HelpedRun, HelperLosses, simulate_helped

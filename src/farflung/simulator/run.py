@@ -10,8 +10,8 @@ from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
 from farflung.plan import CostTables, Estimate, Plan, estimate
-from farflung.simulator.lower import Situation, allocated, lower
 from farflung.simulator.machine import Machine, Outcome
+from farflung.simulator.plan_program import Situation, allocated, lower
 from farflung.simulator.prices import PriceTable
 from farflung.simulator.program import Program
 from farflung.simulator.result import DeviceUse, LinkUse, MemoryPoint, Simulation

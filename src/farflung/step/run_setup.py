@@ -17,7 +17,7 @@ from farflung.memory_budget import MemoryBudget
 from farflung.messages.commands import CopyRounds
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import ValueKey
-from farflung.plan.derive import derive_bounds
+from farflung.plan.evaluation_cuts import derive_bounds
 from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
 from farflung.telemetry.trace import Span

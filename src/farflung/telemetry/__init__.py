@@ -1,4 +1,10 @@
-"""What a run tells about itself: events and spans, step records, the run folder, and named fault points."""
+"""What a run tells about itself: events and spans, step records, the run folder, and named fault points.
+
+- ``events``, ``trace``, ``timeline``: events and spans. ``perfetto_file``: a trace as a file. ``activity``: what a worker does.
+- ``records``, ``attempt_record``: one step, one attempt. ``folder``: the run folder. ``whole_lines``: lines of its files.
+- ``log_file``, ``log_line``, ``terminal``: logs and how people see them. ``shortage``: errors of a full disk.
+- ``faults``: named fault points.
+"""
 
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.events import SpanKind

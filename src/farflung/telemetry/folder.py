@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import DataError
-from farflung.telemetry.appending import append_lines
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult, committed, read_record
+from farflung.telemetry.whole_lines import append_lines
 
 __all__ = ["RunFolder"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from farflung.clock import monotonic
 from farflung.errors import DataError, WireError
-from farflung.telemetry.appending import append_lines
 from farflung.telemetry.events import SpanKind, Value, encode_line
+from farflung.telemetry.whole_lines import append_lines
 
 __all__ = [
     "ClockOffset",

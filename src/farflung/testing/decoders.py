@@ -27,7 +27,7 @@ from farflung.testing.damage import INTEGERS, bent, damaged, hurt, resealed, som
 from farflung.testing.messages import damaged_frame, some_frame
 from farflung.wire.arrays import DTYPES, ArrayMeta, pack, unpack
 from farflung.wire.frames import Frame, FrameDecoder, FrameLimits, decode_frame, encode_frame
-from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.headers import pack_value, unpack_value
 
 __all__ = ["DECODERS", "LIMIT", "Case", "some_case"]
 

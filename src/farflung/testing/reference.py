@@ -230,7 +230,7 @@ def _optimizers(spec: OptimizerSpec, trained: Mapping[str, torch.nn.Parameter]) 
     """One optimizer for each group that has parameters, the default last."""
     import torch
 
-    from farflung.frontends.optimizers.named import CLASSES, named_optimizer
+    from farflung.frontends.optimizers.named_optimizers import CLASSES, named_optimizer
 
     if spec.name not in CLASSES:  # a captured one: its rules are what this loop judges
         raise InputError(_NO_OPTIMIZER)

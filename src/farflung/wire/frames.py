@@ -20,7 +20,7 @@ from typing import Any
 
 from farflung.errors import MemoryExceeded, VersionError, WireError
 from farflung.memory_budget import MemoryBudget
-from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.headers import pack_value, unpack_value
 
 __all__ = [
     "WIRE_VERSION",

@@ -18,5 +18,6 @@
 - ``first_states``: ``FirstStates``: states from peers, a checkpoint, or a weights file.
 - ``broker_storage``: ``BrokerStorage``: states and checkpoints at the broker.
 - ``retained_states``: ``RetainedStates``: states that outlive an ended attempt, and how peers fetch them.
+- ``observer``: what a program around the worker observes.
 - ``doctor``: diagnoses this machine.
 """

@@ -27,7 +27,7 @@ _REACH_SECONDS = 60.0
 
 
 class BrokerQueries:
-    """Answers each query on a thread of its own. ``begin`` is called on the session's thread."""
+    """Answers each query on a thread of its own. The session thread calls its methods."""
 
     def __init__(
         self,
@@ -41,15 +41,17 @@ class BrokerQueries:
         self._device, self._links, self._broker, self._busy, self._report = device, links, broker, busy, report
         self._threads = ThreadGroup()
 
-    def begin(self, query: Measure | Probe | Reach) -> None:
-        """Answer ``query``."""
-        match query:
-            case Measure():
-                self._threads.spawn("query-measure", self._answer, self._measure, query)
-            case Probe():
-                self._threads.spawn("query-probe", self._answer, self._probe, query)
-            case Reach():
-                self._threads.spawn("query-reach", self._answer, self._reach, query)
+    def measure(self, query: Measure) -> None:
+        """Measure the device."""
+        self._threads.spawn("query-measure", self._answer, self._measure, query)
+
+    def probe(self, query: Probe) -> None:
+        """Measure a link."""
+        self._threads.spawn("query-probe", self._answer, self._probe, query)
+
+    def reach(self, query: Reach) -> None:
+        """Try which peers can be dialed."""
+        self._threads.spawn("query-reach", self._answer, self._reach, query)
 
     def describe_nat(self) -> None:
         """Report the type of NAT between this machine and the broker, once it is known."""

@@ -277,9 +277,9 @@ class Worker:
         router.register(Dismissed, lambda _, command: self.stop())
         router.register(OwnerRequest, lambda _, command: self._on_owner(command))
         router.register(Fenced, self._fenced)
-        router.register(Measure, lambda _, query: self._queries.begin(query))
-        router.register(Probe, lambda _, query: self._queries.begin(query))
-        router.register(Reach, lambda _, query: self._queries.begin(query))
+        router.register(Measure, lambda _, query: self._queries.measure(query))
+        router.register(Probe, lambda _, query: self._queries.probe(query))
+        router.register(Reach, lambda _, query: self._queries.reach(query))
         router.register(Observe, lambda _, order: self._services.links.punching.begin(order))
         router.register(Punch, lambda _, order: self._services.links.punching.go(order))
         router.register(Relay, lambda _, command: self._relay(command))
@@ -289,12 +289,12 @@ class Worker:
         router.register(Abort, lambda _, command: self._end_attempt(command))
         router.register(Lend, lambda _, command: self._lend(command))
         router.register(Forget, lambda _, command: self._retained.forget(command.run))
-        router.register(Start, lambda _, command: self._pass_on(command, lambda part: part.begin()))
-        router.register(Stop, lambda _, command: self._pass_on(command, lambda part: part.stop()))
-        router.register(HandOver, lambda _, command: self._pass_on(command, lambda part: part.drain()))
-        router.register(commands.Helper, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
-        router.register(HelperGone, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
-        router.register(commands.Recheck, lambda _, command: self._pass_on(command, lambda part: part.on_helper(command)))
+        router.register(Start, lambda _, command: self._pass_on(command.run, command.attempt, lambda part: part.begin()))
+        router.register(Stop, lambda _, command: self._pass_on(command.run, None, lambda part: part.stop()))
+        router.register(HandOver, lambda _, command: self._pass_on(command.run, None, lambda part: part.drain()))
+        router.register(commands.Helper, lambda _, c: self._pass_on(c.run, c.attempt, lambda part: part.on_command(c)))
+        router.register(HelperGone, lambda _, c: self._pass_on(c.run, c.attempt, lambda part: part.on_command(c)))
+        router.register(commands.Recheck, lambda _, c: self._pass_on(c.run, c.attempt, lambda part: part.on_command(c)))
         return router
 
     def _fenced(self, _: str, command: Fenced) -> None:
@@ -305,14 +305,10 @@ class Worker:
         self._services.links.connect(command.addresses, command.relays)
         self._retained.settle(command.run, command.attempt, Continuation(command.live), command.addresses)
 
-    def _pass_on(
-        self, command: Start | Stop | HandOver | commands.Helper | HelperGone | commands.Recheck, act: Callable[[RunPart], None]
-    ) -> None:
-        """Let the current part ``act``, if ``command`` concerns it; of another run or attempt the command comes too late."""
+    def _pass_on(self, run: str, attempt: int | None, act: Callable[[RunPart], None]) -> None:
+        """Let the current part ``act``, if it is of ``run`` and ``attempt`` (``None``: any); else the command comes too late."""
         part = self._current.part
-        if part is None or part.run != command.run:
-            return
-        if isinstance(command, Stop | HandOver) or part.attempt == command.attempt:
+        if part is not None and part.run == run and attempt in (None, part.attempt):
             act(part)
 
     def _welcome(self, command: Welcome) -> None:

@@ -154,7 +154,7 @@ class RunPart(ABC):
         """End after the current step with a checkpoint, from which other workers continue."""
         self._requests.drain()
 
-    def on_helper(self, command: Helper | HelperGone | Recheck) -> None:  # noqa: B027 - a helper has no helpers
+    def on_command(self, command: Helper | HelperGone | Recheck) -> None:  # noqa: B027 - a helper has no helpers
         """A helper comes or goes, or work of another worker must be verified, as the broker reports."""
 
     def on_arrival(self, arrival: Arrival) -> None:  # noqa: B027 - a helper has no trace

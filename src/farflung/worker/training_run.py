@@ -16,7 +16,8 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.data import Batch, LentEnd, LentPiece, PeerHello, RunMessage
 from farflung.messages.hybrid import SliceAnswer
 from farflung.messages.reports import Ended, Hashed, Noted, Prepared
-from farflung.messages.schema import Flag, UnsetType, kind_of
+from farflung.messages.router import Router
+from farflung.messages.schema import Channel, Flag, UnsetType, kind_of
 from farflung.messages.serving import ServedBatch
 from farflung.messages.submission import Bundle, plan_of
 from farflung.messages.wire_form import encode
@@ -126,11 +127,11 @@ class TrainingRun(RunPart):
         if open_run is not None:
             open_run.malformed(peer, error)
 
-    def on_helper(self, command: Helper | HelperGone | Recheck) -> None:
+    def on_command(self, command: Helper | HelperGone | Recheck) -> None:
         """See ``RunPart``."""
         open_run = self._open
         if open_run is not None:
-            open_run.helper(command, self._services.links)
+            open_run.commands.dispatch(self._services.links, command)
 
     def on_arrival(self, arrival: Arrival) -> None:
         """Once the frame is decoded, its span is added to the trace."""
@@ -323,6 +324,11 @@ class _PeerMessages:
         """``abort`` ends the run."""
         self.executor = executor
         self._run, self._states, self._submitter, self._abort = run, states, submitter, abort
+        #: The handlers of the broker's commands about helpers and verification.
+        self.commands = Router[PeerLinks, None](Channel.COMMANDS)
+        self.commands.register(Helper, self._helper_came)
+        self.commands.register(HelperGone, self._helper_went)
+        self.commands.register(Recheck, self._recheck)
 
     def receive(self, sender: Sender, message: RunMessage) -> None:
         """Take a message. A bad one of a participant ends the run. A bad one of anybody else is only refused.
@@ -389,20 +395,20 @@ class _PeerMessages:
         if fetch is not None:  # else the first states are complete: this is a rest
             fetch.receive(peer, message, self.executor.inbox)
 
-    def helper(self, command: Helper | HelperGone | Recheck, links: PeerLinks) -> None:
-        """A helper comes or goes, as the broker reports."""
-        if isinstance(command, Recheck):
-            with suppress(FarflungError):  # the part is over
-                self.executor.verification.recheck(Unit(command.step, command.stage, command.micro_batch), command.verifier)
-            return
+    def _helper_came(self, links: PeerLinks, command: Helper) -> None:
         server = self.executor.server
-        if server is None:
-            return
-        if isinstance(command, HelperGone):
+        if server is not None:
+            links.connect({command.name: command.address}, {})
+            server.came(command.name, command.stage, command.speed, fed=command.fed)
+
+    def _helper_went(self, _: PeerLinks, command: HelperGone) -> None:
+        server = self.executor.server
+        if server is not None:
             server.went(command.name, command.cause)
-            return
-        links.connect({command.name: command.address}, {})
-        server.came(command.name, command.stage, command.speed, fed=command.fed)
+
+    def _recheck(self, _: PeerLinks, command: Recheck) -> None:
+        with suppress(FarflungError):  # the part is over
+            self.executor.verification.recheck(Unit(command.step, command.stage, command.micro_batch), command.verifier)
 
     def lost(self, peer: str, error: FarflungError) -> None:
         """The connection with ``peer`` is lost."""

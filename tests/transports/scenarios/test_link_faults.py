@@ -18,7 +18,7 @@ from farflung.transports.tcp.byte_counts import Others
 from farflung.transports.tcp.connection import Connection, MessageKind, build_message
 from farflung.transports.tcp.link import TcpLink
 from farflung.wire.frames import Frame
-from farflung.wire.packed import pack_value
+from farflung.wire.headers import pack_value
 
 HOUR = 3600.0
 STATE = {"states": [[0, 0]] * len(Urgency), "errors": [], "time": 0.0, "echo": None, "beat": 0.5, "wants": 1, "arrived": 0}

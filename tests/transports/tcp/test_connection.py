@@ -19,7 +19,7 @@ from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.transports.tcp.relay_calls import PROTOCOL
 from farflung.transports.tcp.sockets import set_backlog
 from farflung.units import Seconds
-from farflung.wire.packed import pack_value
+from farflung.wire.headers import pack_value
 from tests.support.quiet import PATIENCE, until
 
 #: On a busy machine, nobody is taken for dead.

@@ -29,7 +29,7 @@ from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.transports.tcp.sockets import KernelView, TlsContexts, dial, flow_view, kernel_view
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
-from farflung.wire.packed import pack_value
+from farflung.wire.headers import pack_value
 from tests.support.quiet import PATIENCE, until
 from tests.support.silent_callers import client_hello
 

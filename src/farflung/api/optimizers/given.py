@@ -120,7 +120,7 @@ def _of_names(spec: OptimizerSpec, graph: Graph) -> list[Trained]:
     import torch
 
     from farflung.frontends.optimizers.capture import Trained
-    from farflung.frontends.optimizers.named import named_optimizer
+    from farflung.frontends.optimizers.named_optimizers import named_optimizer
 
     members: dict[int, list[TensorSpec]] = {}
     for name, state in graph.state.items():
@@ -172,7 +172,7 @@ def _of_caller(
     spec: OptimizerSpec, optimizers: Sequence[torch.optim.Optimizer], module: nn.Module, graph: Graph
 ) -> tuple[OptimizerSpec, list[Trained]]:
     """The caller's optimizers as groups of the job; the largest group is the default."""
-    from farflung.frontends.optimizers.named import name_of
+    from farflung.frontends.optimizers.named_optimizers import name_of
 
     owners = list(_owners(optimizers, module, graph))
     if not owners:

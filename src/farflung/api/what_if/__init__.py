@@ -1,6 +1,7 @@
 """Evaluate a cluster before it exists: change machines, links and settings, and see what a job would do.
 
 - ``scenario``: ``Scenario``: all that a user can change, as data, and the topology and job that result.
+- ``sources``: where the job and the topology of a scenario come from.
 - ``model_presets``: jobs with well-known models.
 - ``evaluation``: ``evaluate``: step time, throughput, memory, cost and energy of one plan, in milliseconds.
 - ``planning_process``: a child process that captures models and makes plans; ``planning_client`` is its other end.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from farflung.cluster import Topology
 from farflung.job.spec import CodecSpec, JobSpec, LimitSpec
 from farflung.plan import Estimate, Plan, explain
-from farflung.plan.allowed import allowed_devices
 from farflung.plan.fault_tolerance.protection import Protection, protect
 from farflung.plan.report.summary import listed, plan_line
+from farflung.plan.usable_devices import allowed_devices
 from farflung.units import BytesPerSecond, Seconds
 
 __all__ = ["Planned", "RelayUse"]

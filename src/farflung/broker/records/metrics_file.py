@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import islice
 
 from farflung.errors import DataError
-from farflung.telemetry.appending import append_lines
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.folder import RunFolder
 from farflung.telemetry.records import Record, RelayedRecord
+from farflung.telemetry.whole_lines import append_lines
 
 __all__ = ["MetricsFile"]
 

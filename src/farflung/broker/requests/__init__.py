@@ -10,5 +10,6 @@
 - ``idle_reasons``: why a worker is idle.
 - ``watchers``: ``Watchers``: everything that happens in a run, as a stream.
 - ``run_control``: ``RunControl``: stop runs; pause, drain and dismiss workers.
+- ``dashboard_tunnel``: connections of clients with the dashboard.
 - ``link_profile``: ``LinkProfile``: measure all links.
 """

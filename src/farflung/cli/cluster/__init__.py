@@ -1,9 +1,11 @@
 """Commands about machines.
 
 - ``broker``: start a broker; ``broker_service``: ``--service`` writes a systemd unit instead.
+- ``broker_records``: ``backup``, ``restore`` and brokers that share records. ``observation``: metrics and traces.
 - ``join``: make this machine a worker.
 - ``web``: the dashboard; ``broker_dashboard``: the one that a broker starts.
 - ``tickets``: issue, list and revoke tickets.
+- ``kick``: bar a member.
 - ``status``: workers and runs.
 - ``owner``: what the owner of a machine wants of the worker on it: pause, resume, drain, leave, limit.
 - ``profile``: measure the links between workers.

@@ -9,5 +9,6 @@
 - ``ledger``: what each machine contributed to runs, and what that cost.
 - ``trace``: where the time of a run went.
 - ``generate``: text by the model of a run.
+- ``serve``: a language model behind the OpenAI API. ``tracking``: send runs to experiment trackers.
 - ``checkpoint``: list, verify, export and copy checkpoints.
 """

@@ -2,8 +2,8 @@
 
 ``select_tensor`` is ``codecs.sparse.selection`` for any device: magnitudes as integers, an exact choice, ties to the lowest
 index. Both are exact, so they choose the same elements, and only the kept values and their indices leave the device. CUDA devices
-take the kernels of ``selecting`` where Triton is installed and compiles them; else, and for float64, tensor operators find a
-threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
+take the kernels of ``triton_selection`` where Triton is installed and compiles them; else, and for float64, tensor operators
+find a threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def suits_kernels(flat: torch.Tensor) -> bool:
 def selection_kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
     """Return ``select_by_kernels`` (None: Triton is not installed)."""
     try:
-        from farflung.engines.torch.selecting import select_by_kernels
+        from farflung.engines.torch.triton_selection import select_by_kernels
     except ImportError:
         return None
     return select_by_kernels

@@ -19,7 +19,7 @@ from farflung.errors import CaptureError
 from farflung.foreign_code import first_line
 from farflung.frontends.optimizers.notes import Line, Notes, line_text
 from farflung.frontends.optimizers.recorder import UpdateRecorder
-from farflung.frontends.optimizers.traced import is_traced, plain
+from farflung.frontends.optimizers.traced_numbers import is_traced, plain
 from farflung.frontends.torch.checks.data_dependence import line_of
 from farflung.graph.ir import DTYPES, LocalRef
 from farflung.optim import Rule, RuleBook, StateSlot, UpdateProgram

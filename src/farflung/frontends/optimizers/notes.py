@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from farflung.errors import CaptureError, GraphError
-from farflung.frontends.optimizers.traced import Place, is_traced, plain, traced
+from farflung.frontends.optimizers.traced_numbers import Place, is_traced, plain, traced
 from farflung.frontends.torch.checks.data_dependence import is_between, line_of
 from farflung.graph.ir import DTYPES, Arg, DTypeArg, InitStep, LocalRef
 from farflung.optim.numbers import COMPARISONS, Number, apply

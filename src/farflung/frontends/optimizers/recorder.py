@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from farflung.errors import CaptureError, GraphError
 from farflung.frontends.optimizers.notes import Notes, dtype_name, place_text
-from farflung.frontends.optimizers.traced import Place, is_traced, plain, traced, traced_functions
+from farflung.frontends.optimizers.traced_numbers import Place, is_traced, plain, traced, traced_functions
 from farflung.graph.ir import Arg, DTypeArg, LocalRef
 from farflung.graph.opset import OPSET, check_target, info
 from farflung.optim.numbers import Number

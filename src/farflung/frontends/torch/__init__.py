@@ -1,0 +1,8 @@
+"""Capture: from a module to a graph.
+
+- ``capture``: ``capture_module``. ``export``: runs ``torch.export``. ``recorder``: notes how weights are initialized.
+- ``programs``: initializers as programs. ``fresh_parameters``, ``twins``, ``known_numbers``, ``values``: what an export hides.
+- ``lowering``: from export's nodes to operators. ``arguments``, ``composites``, ``scatter``, ``results``: single operators.
+- ``functions``, ``gradients``: custom functions with their own backward. ``opaque``: operators that export must not open.
+- ``ambient``, ``checks``: what a capture refuses. ``drafts``: the last steps.
+"""

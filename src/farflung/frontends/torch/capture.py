@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from farflung.errors import CaptureError
 from farflung.frontends.torch.arguments import tensor_spec
 from farflung.frontends.torch.checks.module_attributes import refuse_changed_attributes
-from farflung.frontends.torch.exporting import Exported, fake_states, read_example, run_export
-from farflung.frontends.torch.finishing import Draft, Ends, assemble
+from farflung.frontends.torch.drafts import Draft, Ends, assemble
+from farflung.frontends.torch.export import Exported, fake_states, read_example, run_export
 from farflung.frontends.torch.lowering import Lowering
 from farflung.frontends.torch.programs import Programs, tensor_bytes
 from farflung.frontends.torch.recorder import Recording, record

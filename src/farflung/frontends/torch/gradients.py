@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.arguments import Call, Ready
-from farflung.frontends.torch.finishing import Draft
+from farflung.frontends.torch.drafts import Draft
 from farflung.frontends.torch.functions import Backward
 from farflung.graph.ir import Arg, LocalRef, ValueRef
 

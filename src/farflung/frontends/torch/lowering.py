@@ -31,7 +31,7 @@ from farflung.frontends.torch.arguments import (
     written_argument,
 )
 from farflung.frontends.torch.composites import decomposed
-from farflung.frontends.torch.finishing import Draft
+from farflung.frontends.torch.drafts import Draft
 from farflung.frontends.torch.functions import Backward
 from farflung.frontends.torch.gradients import gradient_call
 from farflung.frontends.torch.opaque import BRANCH, GRADIENT

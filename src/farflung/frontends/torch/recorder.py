@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
-from farflung.frontends.torch.exporting import PATCHES
+from farflung.frontends.torch.export import PATCHES
 from farflung.frontends.torch.known_numbers import KnownNumbers
 from farflung.frontends.torch.twins import as_state, with_twins
 

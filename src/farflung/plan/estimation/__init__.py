@@ -2,6 +2,7 @@
 
 ``cost_tables``          cost of each operator by kind of device, and sums over stages
 ``stage_memory``         memory of one copy of a stage
+``site_costs``           what the ranks of a site exchange
 ``gradient_exchanges``   bytes of gradients between the copies of stages
 ``estimate``             the whole estimate: lowers a plan to the arrays of ``cost`` and ``schedules``
 ``other_systems``        steps of Megatron-LM and DeepSpeed on the same devices, by cost models

@@ -9,8 +9,8 @@ from farflung.job.spec import JobSpec
 from farflung.plan.buckets import parts_of
 from farflung.plan.estimation.cost_tables import CostTables
 from farflung.plan.estimation.results import GradientExchange, StageEstimate
-from farflung.plan.hiding import hidden_share
 from farflung.plan.model import Plan
+from farflung.plan.overlap import hidden_share
 from farflung.plan.synchronization import made_strategy
 from farflung.plan.traffic import gradient_bytes, sync_bytes, sync_specs, tied_exchanges
 from farflung.sync import Sent

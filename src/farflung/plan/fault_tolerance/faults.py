@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from farflung.cluster import Topology
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
-from farflung.plan.allowed import allowed_devices
 from farflung.plan.estimation.results import Estimate
 from farflung.plan.fault_tolerance.protection import protect
 from farflung.plan.model import Plan
+from farflung.plan.usable_devices import allowed_devices
 from farflung.units import Seconds
 
 __all__ = [

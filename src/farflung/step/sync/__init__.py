@@ -5,6 +5,7 @@
 - ``command_runner``: carries out the commands of a program.
 - ``arithmetic``: commands on registers, in NumPy.
 - ``mean_exchange``: means that are added up on the way.
+- ``seeded_directions``: directions of zeroth-order probes, from a seed.
 - ``value_exchange``: members' values one by one, through a codec or plain.
 - ``participation``: which replicas take part in a step.
 - ``local_step_counts``: how many local steps each pipeline takes in a period.

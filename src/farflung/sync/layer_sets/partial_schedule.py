@@ -9,10 +9,10 @@ from typing import SupportsIndex
 
 from farflung.errors import InputError
 from farflung.sync.layer_sets.bounds import lower_bound_seconds
+from farflung.sync.layer_sets.bubble_filling import fill_bubbles
 from farflung.sync.layer_sets.contiguous import Units, equal_number, optimal
 from farflung.sync.layer_sets.dreamddp import algorithm_2, brute_force, depth_first
-from farflung.sync.layer_sets.filling import fill_bubbles
-from farflung.sync.layer_sets.free import free
+from farflung.sync.layer_sets.free_sets import free
 from farflung.sync.layer_sets.layers import Layers
 from farflung.units import Seconds
 

@@ -68,7 +68,7 @@ class Wfbp(_Compressed):
 class AscWfbp(_Compressed):
     """ASC-WFBP (Shi et al. 2021): WFBP with small tensors merged and several transfers at once.
 
-    ``fitted``: layers are merged by the cost model of the paper (``layer_sets.merging``), fitted to the layers' exchanges.
+    ``fitted``: the cost model of the paper (``layer_sets.message_merging``) merges layers; it is fitted to their exchanges.
     ``merge_bytes``: without it, neighbours are merged, in backward order, until a message has as many bytes. ``simultaneous``:
     transfers at once.
     """

@@ -31,7 +31,7 @@ from farflung.transports.tcp.link import TcpLink
 from farflung.transports.tcp.relay_calls import PROTOCOL, Relaying, RelayRequest
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, caller_of, dial, explain_break, open_server, secure, tune
 from farflung.wire.frames import Frame, FrameLimits
-from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.headers import pack_value, unpack_value
 from farflung.wire.relay_calls import RelayCall
 
 __all__ = ["TcpEndpoint"]

@@ -30,7 +30,7 @@ from farflung.transports.tcp.link_host import LinkHost
 from farflung.transports.tcp.state import ERRORS_KEPT, named_error, read_state
 from farflung.units import Seconds
 from farflung.wire.frames import Frame, encode_frame
-from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.headers import pack_value, unpack_value
 
 __all__ = ["TcpLink"]
 

@@ -21,7 +21,7 @@ from farflung.transports.tcp.connection import MessageKind, build_message, read_
 from farflung.transports.tcp.relay import Desk, end_tls
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, dial, explain_break
 from farflung.wire.frames import Frame
-from farflung.wire.packed import pack_value, unpack_value
+from farflung.wire.headers import pack_value, unpack_value
 from farflung.wire.relay_calls import RelayCall
 
 __all__ = ["PROTOCOL", "RelayHost", "RelayRequest", "Relaying"]

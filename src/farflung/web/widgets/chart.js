@@ -69,7 +69,6 @@ export default {
     await this.$nextTick();
     if (!this.$refs.canvas) return; // the page has removed it meanwhile
     this.chart = echarts.init(this.$refs.canvas, null, { renderer: "canvas" });
-    this.chart.on("click", (event) => this.$emit("pick", { name: event.name, data: event.data?.key ?? null }));
     this.observer = new ResizeObserver(() => this.chart.resize());
     this.observer.observe(this.$refs.canvas);
     this.theme = new MutationObserver(() => this.draw(true));

@@ -102,7 +102,3 @@ class Chart(Element, component="chart.js"):
             self._props["option"] = dict(option)
         if self._props["table"] != table:
             self._props["table"] = table
-
-    def on_pick(self, handler: Any) -> None:
-        """Call ``handler(name, key)`` when a person clicks on a part of the drawing."""
-        self.on("pick", lambda event: handler(event.args.get("name"), event.args.get("key")))

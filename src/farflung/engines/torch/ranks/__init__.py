@@ -4,6 +4,7 @@
 - ``engine``: the engine of a rank.
 - ``shards``: parameters that lie on their owner, and elsewhere only while a block needs them.
 - ``sharded_states``: the states of a stage with such parameters.
+- ``block_gradients``: their gradients, added block after block.
 - ``sharded_runner``: a stage on a rank that gathers them.
 - ``runner``: a stage on a rank: micro-batches of its own, sums and updates of the parameters that it owns.
 """

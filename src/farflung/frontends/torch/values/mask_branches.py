@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from farflung.frontends.torch.finishing import Draft, alive, renamed
+from farflung.frontends.torch.drafts import Draft, alive, renamed
 from farflung.graph.ir import Arg, StateRef, ValueRef
 from farflung.graph.opset import OPSET
 

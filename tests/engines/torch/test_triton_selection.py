@@ -94,7 +94,7 @@ def test_without_triton_operators_choose(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_triton_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "farflung.engines.torch.selecting", None)
+    monkeypatch.setitem(sys.modules, "farflung.engines.torch.triton_selection", None)
     codecs.selection_kernels.cache_clear()
     assert codecs.selection_kernels() is None
     codecs.selection_kernels.cache_clear()
@@ -140,7 +140,7 @@ def test_nothing_of_a_tensor_is_nothing() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_device_chooses_what_the_specification_chooses(dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: pip install farflung[triton]")
-    from farflung.engines.torch.selecting import select_by_kernels
+    from farflung.engines.torch.triton_selection import select_by_kernels
 
     for size in (9_000, 1 << 22):
         for flat in tensors(dtype, size).values() if size == 9_000 else [torch.randn(size).to(dtype)]:

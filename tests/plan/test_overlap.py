@@ -10,7 +10,7 @@ from farflung.cluster import Device, Topology
 from farflung.job import make_job
 from farflung.job.spec import SyncSpec
 from farflung.plan import Plan, estimate
-from farflung.plan.hiding import hidden_share
+from farflung.plan.overlap import hidden_share
 from farflung.plan.synchronization import strategy_of, world_of
 from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
