@@ -41,6 +41,8 @@ _CPU, _MEMORY, _STATUS, _JOIN, _GROWTH = 0.3, 1.5e9, 1.0, 1.0, 1.05
 _PATIENCE = 600.0
 #: How often the broker's process is looked at for one figure.
 _LOOKS = 10
+#: Seconds without joins before a look in the soak: gRPC ends threads that were idle for 20 s.
+_QUIET = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,24 +203,18 @@ def _at_rest(cluster: _Cluster, settings: MembersSettings, say: Say) -> dict[str
 
 def _soak(cluster: _Cluster, settings: MembersSettings, say: Say) -> dict[str, Any]:
     """Let members come and go. The first tenth warms up."""
-    begin = time.monotonic()
-    end, pause = begin + 60 * settings.minutes, 60 / (settings.churn * settings.members)
-    warm: _Usage | None = None
-    count = 0
-    while (now := time.monotonic()) < end:
-        if warm is None and now - begin >= (end - begin) / 10:
-            warm = cluster.usage()
-            say(f"after warm-up: {warm}")
-        name = cluster.idle()[-1]
-        (cluster.members.kill, cluster.members.leave)[count % 2](name)
-        cluster.add(1)
-        count += 1
-        time.sleep(max(0.0, begin + count * pause - time.monotonic()))
+    tenth = 6 * settings.minutes
+    quiet = min(_QUIET, tenth)
+    count = _replace(cluster, settings, tenth)
+    time.sleep(quiet)
+    warm = cluster.usage()
+    say(f"after warm-up: {warm}")
+    count += _replace(cluster, settings, 9 * tenth)
+    time.sleep(quiet)
     last = cluster.usage()
     say(f"at the end: {last}; {count} members went and came")
     present: Any = cluster.client.status()["members"]
     live = {name for name, one in cluster.members.members.items() if not one.frozen}
-    assert warm is not None
     return {
         "replaced": count,
         "begin": asdict(warm),
@@ -226,6 +222,19 @@ def _soak(cluster: _Cluster, settings: MembersSettings, say: Say) -> dict[str, A
         "growth": {key: value / asdict(warm)[key] for key, value in asdict(last).items()},
         "missing": sorted(live - {row["name"] for row in present}),
     }
+
+
+def _replace(cluster: _Cluster, settings: MembersSettings, seconds: float) -> int:
+    """Replace the oldest idle members for so many ``seconds``, one after the other; return how many."""
+    begin, pause = time.monotonic(), 60 / (settings.churn * settings.members)
+    count = 0
+    while time.monotonic() < begin + seconds:
+        name = cluster.idle()[-1]
+        (cluster.members.kill, cluster.members.leave)[count % 2](name)
+        cluster.add(1)
+        count += 1
+        time.sleep(max(0.0, begin + count * pause - time.monotonic()))
+    return count
 
 
 def _report(figures: Mapping[str, Any], settings: MembersSettings) -> Report:

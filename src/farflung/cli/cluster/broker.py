@@ -72,6 +72,7 @@ def broker(
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.tracking import tracker_names
     from farflung.transports.addresses import congestion_control
+    from farflung.transports.arenas import limit_arenas
     from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
@@ -82,6 +83,7 @@ def broker(
         given |= {"--metrics": metrics, "--web": web}
         typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
+    limit_arenas()
     raise_descriptor_limit()
     over = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
