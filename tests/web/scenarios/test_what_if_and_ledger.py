@@ -151,6 +151,9 @@ def test_a_topology_is_edited_in_the_page(dashboard: Dashboard, state: Any, brow
 def test_the_ledger_is_downloaded(dashboard: Dashboard, state: Any, browser: Any, tmp_path: Path) -> None:
     with visiting(browser, state=state) as visitor:
         page = visitor.page
+        first = page.request.get(dashboard.url("/ledger")).text()
+        assert "Loading ..." in first
+        assert "No run yet" not in first, "nothing is known before the runs are read"
         opened(visitor, dashboard, "/ledger")
         visitor.sees("<i>first</i>")
         assert page.locator("#main i").count() == 0, "names are text"
