@@ -232,6 +232,19 @@ def test_the_table_of_losses_over_bytes() -> None:
             assert float(next(cells)) == pytest.approx(last["bytes"] / count / 1e6, rel=5e-3)
 
 
+def test_the_readme_says_what_was_measured() -> None:
+    text = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    ratios = figures("pipeline")["cases"][0]["ratios"]
+    dense, strong = re.findall(r"it was ([\d.]+) times as fast|model ([\d.]+) times as fast as torch pipelining", text)
+    assert float(dense[1]) == round(ratios["dense auto"], 1)
+    assert float(strong[0]) <= ratios["adatopk"] < float(strong[0]) + 1
+    assert "its loss is at most 1 % above that without compression (*dense*), with a quarter of the bytes (one seed)" in text
+    for phase in figures("loss-bytes")["phases"].values():
+        auto, dense_end = phase["auto"][-1], phase["dense"][-1]
+        assert auto["eval_loss"] <= 1.01 * dense_end["eval_loss"]
+        assert auto["bytes"] <= 0.25 * dense_end["bytes"]
+
+
 def test_the_table_of_models_that_work() -> None:
     found = figures("coverage")["models"]
     table = rows(section("coverage"), 6)

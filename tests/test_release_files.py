@@ -26,6 +26,16 @@ def test_the_changelog_has_one_short_entry_for_this_version() -> None:
     assert max(map(len, text.splitlines())) <= 150
 
 
+def test_the_readme_is_short_and_each_cell_of_the_alternatives_is_linked() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 100  # one and a half screens of a text editor
+    assert len(re.sub(r"\]\([^)]*\)|<[^>]*>", "", text).split()) <= 800
+    table = text.partition("\n## Alternatives\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")][2:]
+    assert [row[0] for row in rows] == ["farflung", "torch pipelining", "hivemind", "Petals", "torchft", "exo", "DeepSpeed"]
+    assert [cell for row in rows for cell in row[1:] if "](" not in cell] == []
+
+
 def test_the_metadata_of_the_wheel_are_complete() -> None:
     found = project()
     assert found["license"] == "Apache-2.0"

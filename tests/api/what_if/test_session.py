@@ -85,6 +85,17 @@ def test_a_scenario_is_captured_planned_and_explained(
     assert body["plan"] == json.loads(saved.read_text())["plan"]
 
 
+def test_no_view_of_a_canceled_scenario_is_published(opened: tuple[WhatIfSession, Watcher]) -> None:
+    session, watcher = opened
+    number = session.ask(Scenario(job=JOB, topology=Topology.preset("two-laptops")))
+    watcher.until(lambda view: view.number == number)
+    session.cancel()
+    seen = list(watcher.views)
+    watcher.over(session.ask(Scenario(job=JOB, topology=BASE)))
+    assert [view for view in watcher.views if view.number == number] == [view for view in seen if view.number == number]
+    assert all(view.state != "ready" for view in seen if view.number == number)
+
+
 def test_a_slider_changes_the_figures_of_the_present_plan_before_a_new_plan_comes(
     opened: tuple[WhatIfSession, Watcher],
 ) -> None:

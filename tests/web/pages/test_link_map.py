@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from math import dist
 
 from farflung.web.pages.link_map import link_map, places
 from farflung.web.sources.broker_poll import LinkRow
@@ -14,6 +15,17 @@ def test_two_machines_stand_beside_each_other() -> None:
     (x, y), (other, height) = places(["a", "b"], {}).values()
     assert x < 0 < other
     assert abs(y) == abs(height) == 0
+
+
+def test_machines_of_a_region_stand_together_and_far_enough_apart_for_figures() -> None:
+    few = places(["tokyo", "oslo", "lyon"], {"tokyo": "asia", "oslo": "europe", "lyon": "europe"})
+    assert list(few) == ["tokyo", "lyon", "oslo"]
+    assert min(dist(*pair) for pair in permutations(few.values(), 2)) > 700
+    names = [f"{region}{number}" for number in range(6) for region in "ab"]
+    many = places(names, {name: name[0] for name in names})
+    inside = [dist(many[one], many[other]) for one, other in permutations(names, 2) if one[0] == other[0]]
+    across = [dist(many[one], many[other]) for one, other in permutations(names, 2) if one[0] != other[0]]
+    assert max(inside) < max(across)
 
 
 def test_few_links_have_their_figures_on_the_map() -> None:

@@ -52,6 +52,8 @@ class WhatIfSession:
         #: The newest scenario if the thread has not taken it, and the number of the newest one (under ``_changed``).
         self._scenario: Scenario | None = None
         self._number = 0
+        #: Views up to this number are not published any more (under ``_changed``).
+        self._canceled = 0
         self._closed = False
         #: The plan in use; only the session's thread reads and writes it.
         self._plan: Plan | None = None
@@ -70,6 +72,14 @@ class WhatIfSession:
             self._number += 1
             self._changed.notify()
             return self._number
+
+    def cancel(self) -> None:
+        """Give up the newest scenario. None of its views is published after this call."""
+        with self._changed:
+            self._scenario = None
+            self._number += 1
+            self._canceled = self._number
+            self._changed.notify()
 
     def close(self) -> None:
         """End the thread and the planning process."""
@@ -97,6 +107,12 @@ class WhatIfSession:
         with self._changed:
             return self._closed or self._number > number
 
+    def _show(self, view: View) -> None:
+        """Publish ``view``, unless its scenario was canceled. The lock decides which of the two came first."""
+        with self._changed:
+            if view.number > self._canceled:
+                self._publish(view)
+
     def _one(self, scenario: Scenario, number: int) -> None:
         view = View(number=number, state="planning")
         try:
@@ -106,10 +122,10 @@ class WhatIfSession:
                     raise Superseded
             view = self._replanned(scenario, view)
         except FarflungError as error:
-            self._publish(View(number=number, state="failed", evaluation=view.evaluation, graph=view.graph, error=str(error)))
+            self._show(View(number=number, state="failed", evaluation=view.evaluation, graph=view.graph, error=str(error)))
             return
         if not self._newer(number):
-            self._publish(self._explained(view))
+            self._show(self._explained(view))
 
     def _present(self, scenario: Scenario, number: int) -> View:
         """Publish and return the figures of the plan in use, if it fits the scenario."""
@@ -124,7 +140,7 @@ class WhatIfSession:
         if graph is not None and plan is not None:
             found = evaluate(graph, plan, topology, job, scenario.prices(topology))
         view = View(number=number, state="planning", evaluation=found, graph=graph)
-        self._publish(view)
+        self._show(view)
         return view
 
     def _replanned(self, scenario: Scenario, view: View) -> View:
@@ -134,7 +150,7 @@ class WhatIfSession:
 
         def phase(name: str) -> None:
             state: State = "capturing" if name == "capturing" else "planning"
-            self._publish(View(number=number, state=state, evaluation=view.evaluation, graph=view.graph))
+            self._show(View(number=number, state=state, evaluation=view.evaluation, graph=view.graph))
 
         start = None if view.evaluation is None else view.evaluation.plan
         task = PlanTask(
@@ -144,7 +160,7 @@ class WhatIfSession:
         self._plan = answer.plan
         found = evaluate(answer.graph, answer.plan, topology, answer.job, scenario.prices(topology))
         view = View(number=number, state="ready", evaluation=found, graph=answer.graph, planned=True)
-        self._publish(view)
+        self._show(view)
         return view
 
     def _explained(self, view: View) -> View:

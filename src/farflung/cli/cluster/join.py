@@ -53,7 +53,9 @@ def join(
         str, typer.Argument(envvar=TICKET, help="Ticket that the broker printed, or a file that contains it (also @FILE).")
     ],
     name: Annotated[str | None, typer.Option(help="Name of this worker (default: from the host name).")] = None,
-    engine: Annotated[str, typer.Option(help="auto (an installed one, with an accelerator if there is one), or torch.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help="auto (an installed one, with an accelerator if there is one), torch or jax.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="auto (an accelerator, if there is one), cpu, cuda, cuda:N, mps or xpu.")] = "auto",
     devices: Annotated[
         str | None, typer.Option(help="Join as a site, with a rank for each device: all, 0,1, cuda:0,cuda:1 or cpu,cpu.")

@@ -56,7 +56,7 @@ class _LedgerPage:
             button("Download CSV", self._download)
         lead("What each machine contributed to runs: samples, work, traffic, hours and energy; and what it cost.")
         self._error = markup(tag="p").classes("ff-error").props('role="status"')
-        self._figures = Figures(_headline([]))
+        self._figures = Figures([(name, "–") for name, _ in _headline([])])
         with grid():
             with card("Cost", "half", "Without prices.toml in the folder of the broker, nothing has a price."):
                 self._costs = HtmlTable("Cost", _COST, empty="No machine has trained yet.")

@@ -1,4 +1,4 @@
-"""The map of machines and links as an ECharts option: machines of a region stand together, on a circle of regions."""
+"""The map of machines and links as an ECharts option: machines of a region stand together, on a circle."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["link_map", "places"]
 
 #: Links drawn at most: those with traffic first, then the fastest. So few of them have their figures beside them.
 _MOST_LINKS, _MOST_LABELS = 400, 6
+#: So few machines stand on one circle: links inside a region are then long enough for their figures.
+_ONE_CIRCLE = 8
 #: Half of the map.
 _WIDTH, _HEIGHT = 1000.0, 500.0
 #: Share of the bandwidth in use -> color.
@@ -21,12 +23,13 @@ _COLORS = ((0.8, "--c1"), (0.3, "--c4"), (0.0, "--c0"))
 
 def places(names: Sequence[str], regions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
     """Return where each machine stands on the map."""
+    few = len(names) <= _ONE_CIRCLE
     groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(regions.get(name, ""), []).append(name)
+    for name in sorted(names, key=lambda name: (regions.get(name, ""), name)):
+        groups.setdefault("" if few else regions.get(name, ""), []).append(name)
     found: dict[str, tuple[float, float]] = {}
     for number, region in enumerate(sorted(groups)):
-        members = sorted(groups[region])
+        members = groups[region]
         turn = 2 * math.pi * number / len(groups) - math.pi / 2
         far = 0.0 if len(groups) == 1 else 320.0
         radius = 420.0 if len(groups) == 1 else min(150.0, 26.0 * len(members))

@@ -245,6 +245,11 @@ class _WhatIfPage:
             self._fail(str(error))
 
     def _fail(self, text: str) -> None:
+        """Say why the controls were not evaluated. A view of earlier controls must not replace this."""
+        if self._session is not None:
+            self._session.cancel()
+        self._shown = self._newest
+        self._figures_box("ff-stale")
         self._error.set_content(cell(text))
         self._state.show("not evaluated", "bad")
 

@@ -131,7 +131,7 @@ export default {
         dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "shift", moveOnMouseWheel: false }],
         series: spec.series.map((one, i) => ({
           type: "line", name: one.name, showSymbol: !!one.symbols, symbol: "circle", symbolSize: 5, sampling: "lttb", large: true,
-          itemStyle: { color: css(`--c${one.color ?? i % 8}`) },
+          itemStyle: { color: css(`--c${one.color ?? i % 8}`), opacity: one.thin ? 0.45 : 1 },
           lineStyle: { width: one.thin ? 1 : 1.8, opacity: one.thin ? 0.45 : 1, type: one.dashed ? "dashed" : "solid" },
           emphasis: { disabled: true }, connectNulls: false, data: [],
         })),

@@ -62,10 +62,10 @@ class HtmlTable:
     """A table. The first ``text_columns`` columns are text, the others are numbers. A row of one cell heads a group."""
 
     def __init__(self, label: str, head: Sequence[str], *, text_columns: int = 1, empty: str = "Nothing yet.") -> None:
-        """``label`` names the table for screen readers. ``empty`` is shown in place of no rows."""
+        """``label`` names the table for screen readers. ``empty`` is shown in place of no rows, once that is known."""
         self._label, self._head, self._text_columns, self._empty = label, tuple(head), text_columns, empty
         self._rows: Sequence[Sequence[Cell]] | None = None
-        self._box = markup(Markup(f'<p class="ff-empty">{escape(empty)}</p>'))
+        self._box = markup(Markup('<p class="ff-empty">Loading ...</p>'))
 
     def on_action(self, handler: Callable[[str, str], Any]) -> HtmlTable:
         """Call ``handler(name, subject)`` when a person presses a button made by ``action``."""
