@@ -36,7 +36,7 @@ class LayerCodecFollower:
     def gradients_complete(self, replica: StageReplica, place: int) -> None:
         """Measure the gradient of the step, if it is time; the means have not been taken yet."""
         if place % self._rule.every == 0:
-            self._reports[replica.stage] = self.measured(replica, place)
+            self._reports[replica.stage] = self._measured(replica, place)
 
     def end_step(self, replica: StageReplica, step: int, place: int) -> None:
         """All exchanges of ``step`` have ended; ``place``: the step counted from where the strategy began."""
@@ -48,7 +48,7 @@ class LayerCodecFollower:
         if replica.stage in self._reports:
             self._values.begin_report(replica, step, self._reports.pop(replica.stage))
 
-    def measured(self, replica: StageReplica, place: int) -> Array:
+    def _measured(self, replica: StageReplica, place: int) -> Array:
         """Of each layer its squared norm, and what every option loses (squared norm) and sends (bytes): float64[L, 1 + 2 C]."""
         found = np.zeros((len(replica.layers), 1 + 2 * len(self._rule.options)))
         key = self._setup.job.seed, place, replica.stage, replica.world.rank
