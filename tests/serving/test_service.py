@@ -16,7 +16,6 @@ from farflung.messages.schema import Channel
 from farflung.messages.serving import ServedBatch, ServedTokens, TokenItem
 from farflung.messages.watching import Planned, Started
 from farflung.messages.wire_form import decode, encode
-from farflung.plan.document import plan_to_json
 from farflung.serving import service as service_module
 from farflung.serving.generation import Generation, Piece
 from farflung.serving.scheduler import Draws, Settings, TokenSequence
@@ -42,7 +41,7 @@ class FakeCluster:
     def watch(self, run: str) -> Iterator[object]:
         del run
         yield Planned(
-            plan=plan_to_json(small_plan(WORKERS)),
+            plan=small_plan(WORKERS).to_json(),
             addresses=dict.fromkeys(WORKERS, "127.0.0.1:1"),
             predicted=0.0,
             summary="",

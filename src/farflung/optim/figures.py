@@ -48,7 +48,8 @@ def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> fl
     """
     found = [name for name in names if name in graph.trained]
     during = [update_bytes(spec, graph, name) for name in found]
-    return sum(_held_bytes(spec, graph, name) for name in found) + sum(map(max, zip((0.0, 0.0), *during, strict=True)))
+    at_once = math.fsum(map(max, zip((0.0, 0.0), *during, strict=True)))
+    return at_once + sum(_held_bytes(spec, graph, name) for name in found)
 
 
 def update_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> tuple[float, float]:
