@@ -22,7 +22,7 @@ from farflung.plan.link_memory import Route, routes_of
 from farflung.plan.model import Plan
 from farflung.telemetry.trace import Span
 
-__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key", "sender_of"]
+__all__ = ["Committed", "Phase", "RunHooks", "RunSetup", "attempt_name", "data_key", "most_value_bytes", "sender_of"]
 
 
 def attempt_name(run: str, attempt: int) -> str:
@@ -181,18 +181,6 @@ class RunSetup:
         """Return the primary of ``stage``: the device of its first replica."""
         return self.plan.stages[stage].device
 
-    @cached_property
-    def most_value_bytes(self) -> int:
-        """Bytes of memory that one value, or its gradient, can span at its receiver.
-
-        A view brings the gaps of its storage, which is a value or a state of a graph. No graph names the complex array whose
-        real part is a gradient (of ``fft_rfft``): hence twice as many.
-        """
-        graphs = [*self.graphs.values(), *(graph for graph in (self.eval_graph, self.generate_graph) if graph is not None)]
-        values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
-        states = (state.spec.nbytes for graph in graphs for state in graph.states)
-        return 2 * max(1, *values, *states)
-
     @property
     def most_keys(self) -> int:
         """More than the keys that can ever wait in a worker's inbox: a bound for a faulty peer.
@@ -302,3 +290,15 @@ class RunHooks(Protocol):
 
     def on_helper_gone(self, text: str) -> None:
         """Report on this machine that a helper has gone (any thread)."""
+
+
+def most_value_bytes(setup: RunSetup) -> int:
+    """Return the bytes of memory that one value of a run, or its gradient, can span at its receiver.
+
+    A view brings the gaps of its storage, which is a value or a state of a graph. No graph names the complex array whose real
+    part is a gradient (of ``fft_rfft``): hence twice as many.
+    """
+    graphs = [*setup.graphs.values(), *(graph for graph in (setup.eval_graph, setup.generate_graph) if graph is not None)]
+    values = (spec.nbytes for graph in graphs for op in graph.ops for spec in op.outputs)
+    states = (state.spec.nbytes for graph in graphs for state in graph.states)
+    return 2 * max(1, *values, *states)

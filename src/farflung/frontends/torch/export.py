@@ -147,11 +147,19 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+#: What to do about a ``.to(dtype)`` of a module in a forward.
+_CONVERTS = (
+    "convert the module before the training instead of in the forward; in place of Switch and NLLB-MoE, use another mixture "
+    "of experts, such as Mixtral"
+)
+
+
 def _untraceable(error: Exception) -> str:
     """What failed, and the line of the model's code."""
     place = user_line(error.__traceback__)
     at = "" if place is None else f" at {place[0]}" + (f" ({place[1]})" if place[1] else "")
-    return f"torch.export can't trace the module{at}: {type(error).__name__}: {first_line(error)}"
+    remedy = f": {_CONVERTS}" if "Couldn't swap" in str(error) else ""
+    return f"torch.export can't trace the module{at}: {type(error).__name__}: {first_line(error)}{remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
@@ -24,7 +24,7 @@ from farflung.schedules.base import ActionKind
 from farflung.step import actions
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.hybrid.slice_codecs import SliceCodecs
-from farflung.step.run_setup import RunSetup
+from farflung.step.run_setup import RunSetup, most_value_bytes
 
 __all__ = ["AHEAD", "HELD", "NOW", "Order", "StageSlices", "compute"]
 
@@ -76,6 +76,10 @@ class StageSlices:
     def names(self, *, every: bool) -> tuple[str, ...]:
         """States that a helper needs: ``every`` one that it can't make itself, or those that an update changes."""
         return tuple(self._specs) if every else self._trained
+
+    @cached_property
+    def _largest(self) -> int:
+        return most_value_bytes(self._setup)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,7 @@ class StageSlices:
             meta = one.array.meta
             if meta.nbytes > limit:
                 raise WireError(f"oversized: {meta.dtype} {list(meta.shape)} has more than the {limit} bytes of the plan")
-            found.append(decode_array(one, max(self._setup.most_value_bytes, limit), self._setup.budget))
+            found.append(decode_array(one, max(self._largest, limit), self._setup.budget))
         return found
 
 

@@ -23,7 +23,7 @@ from farflung.messages.schema import UNSET, Message, Sections
 from farflung.plan.link_memory import route_of
 from farflung.plan.model import CodecChoice
 from farflung.step.inbox import Inbox
-from farflung.step.run_setup import Phase, RunSetup
+from farflung.step.run_setup import Phase, RunSetup, most_value_bytes
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.step.transfer.sample_cache import SampleCache, packed_value
@@ -44,7 +44,8 @@ class ValueTransfer:
         self._outbox = outbox
         self._codecs: dict[CodecChoice, Codec | None] = {}
         self._edges = _edge_bytes(setup)
-        self._largest = max([setup.most_value_bytes, *self._edges.values()])
+        #: Bytes of memory that one value can span.
+        self.largest = max([most_value_bytes(setup), *self._edges.values()])
         #: What both ends of a link cached of samples that come again.
         self.samples = SampleCache(setup, inbox.poke)
         #: Time and error of codecs.
@@ -153,7 +154,7 @@ class ValueTransfer:
         key = batch.key
         if key.step != batch.step:
             raise WireError(f"a batch of step {batch.step} came under the key of step {key.step}")
-        array = decode_array(PackedArray(batch.array, UNSET, batch.sections), self._largest)
+        array = decode_array(PackedArray(batch.array, UNSET, batch.sections), self.largest)
         self._inbox.put((key.use, key.step, key.micro_batch, key.name), array)
 
     def _planned(self, peer: str, key: ValueKey, value: Value) -> Array:
@@ -162,7 +163,7 @@ class ValueTransfer:
                 return self._decoded(value, value.sections)
             edge, ends = (key.value, key.source, key.target), (peer, self._setup.device)
             route = route_of(self._setup.plan, edge, ends, gradient=key.gradient)
-            sections, array = self.samples.receive(route, (key.step, key.micro_batch), value, self._largest)
+            sections, array = self.samples.receive(route, (key.step, key.micro_batch), value, self.largest)
             return self._decoded(value, sections) if array is None else array
 
         if value.payload is not UNSET or value.difference is not UNSET:
@@ -171,7 +172,7 @@ class ValueTransfer:
         return decode()
 
     def _decoded(self, value: Value, sections: Sections) -> Array:
-        return decode_array(PackedArray(value.array, value.payload, sections), self._largest, self._setup.budget)
+        return decode_array(PackedArray(value.array, value.payload, sections), self.largest, self._setup.budget)
 
     def _check_size(self, key: ValueKey, value: Value) -> None:
         """Before memory is taken: a value has at most the elements that the plan's edge has."""

@@ -60,7 +60,7 @@ def pack_inputs(run: str, unit: Unit, piece: SubGraph, inputs: UnitInputArrays |
 
 
 def unpack_inputs(message: UnitInputs, piece: SubGraph, largest: int, budget: MemoryBudget) -> UnitInputArrays | None:
-    """Return what ``pack_inputs`` was given. ``largest``: bytes that one array can span (``RunSetup.most_value_bytes``).
+    """Return what ``pack_inputs`` was given. ``largest``: bytes that one array can span (``most_value_bytes``).
 
     Raises:
         WireError: the message has other arrays than the unit takes.

@@ -146,8 +146,7 @@ class Verification:
         with self._lock:
             if self._open.get(unit) != peer:
                 return  # too late
-        setup = self._context.setup
-        inputs = unpack_inputs(message, piece, setup.most_value_bytes, setup.budget)
+        inputs = unpack_inputs(message, piece, self._context.transfer.largest, self._context.setup.budget)
         with self._lock:
             self._arrived[unit] = inputs
 

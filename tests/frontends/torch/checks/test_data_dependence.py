@@ -56,7 +56,10 @@ def example_inputs(batch):
 """
 LINE = 20
 BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
-LAYERDROP = "set layerdrop=0 in the configuration: a graph has the same layers in each step"
+LAYERDROP = (
+    "set layerdrop=0 (or encoder_layerdrop=0 and decoder_layerdrop=0) in the configuration: "
+    "a graph has the same layers in each step"
+)
 LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
 SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
 SHAPE = "keep shapes fixed: torch.where(mask, x, 0) in place of x[mask], or torch.topk with a fixed capacity"
@@ -266,3 +269,65 @@ def test_the_traceback_of_a_refused_forward_has_nothing_of_torch() -> None:
     assert str(Path(torch.__file__).parent) not in shown
     assert "direct cause" not in shown
     assert "During handling" not in shown
+
+
+IDS = torch.ones(2, 8, dtype=torch.int64)
+SMALL: dict[str, Any] = {"vocab_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 16}
+
+
+def speech(**changes: Any) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_length": 2}
+    settings = SMALL | convolutions | positions | {"intermediate_size": 32, "classifier_proj_size": 8} | changes
+    made = transformers.Wav2Vec2ForSequenceClassification(transformers.Wav2Vec2Config(**settings))
+    return made, {"input_values": torch.ones(2, 400), "labels": torch.tensor([0, 1])}
+
+
+def mixture(implementation: str) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    settings = SMALL | {"intermediate_size": 32, "num_key_value_heads": 2, "num_local_experts": 2}
+    made = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings))
+    made.set_experts_implementation(implementation)
+    return made, {"input_ids": IDS, "labels": IDS}
+
+
+def switch() -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    layers = {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "num_experts": 2}
+    config = transformers.SwitchTransformersConfig(**sizes, **layers, decoder_start_token_id=0)
+    return transformers.SwitchTransformersForConditionalGeneration(config), {"input_ids": IDS, "labels": IDS}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: speech(layerdrop=0.1), r"modeling_wav2vec2\.py:\d+.*: if .* depends on tensor data, .*: set layerdrop=0 "),
+        (lambda: speech(layerdrop=0.0), r"modeling_wav2vec2\.py:\d+.* draws .*: set mask_time_prob=0 in the configuration$"),
+        (
+            lambda: mixture("eager"),
+            r"modeling_mixtral\.py:\d+.*: call set_experts_implementation\(\"grouped_mm\"\) of the model; ",
+        ),
+        (
+            switch,
+            r"can't trace the module at modeling_switch.*; in place of Switch .*, use another .*, such as Mixtral$",
+        ),
+    ],
+    ids=["LayerDrop", "SpecAugment", "a loop over experts", "a router that converts itself"],
+)
+def test_models_of_transformers_are_refused_with_a_setting_that_helps(make: Any, said: str) -> None:
+    pytest.importorskip("transformers")
+    made, inputs = make()
+    with pytest.raises(CaptureError, match=said):
+        capture(made.train(), inputs)
+
+
+@pytest.mark.parametrize("make", [lambda: speech(layerdrop=0.0, mask_time_prob=0.0), lambda: mixture("grouped_mm")])
+def test_the_settings_help(make: Any) -> None:
+    pytest.importorskip("transformers")
+    made, inputs = make()
+    assert capture(made.train(), inputs).ops

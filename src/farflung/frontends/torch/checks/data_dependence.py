@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["DataCheck", "data_check", "data_dependence", "is_between", "line_of", "no_symbols", "user_line"]
+__all__ = ["DataCheck", "data_check", "data_dependence", "function_at", "is_between", "line_of", "no_symbols", "user_line"]
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
 _BETWEEN = tuple(
@@ -36,7 +36,14 @@ _ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException", "Guard
 
 _SCALAR = "keep the value a tensor and compute with it (no .item(), .tolist(), .numpy(), int() or float(); torch.gather to index)"
 _BRANCH = "use torch.where(condition, a, b) to choose between values, or remove the check"
-_LAYERDROP = "set layerdrop=0 in the configuration: a graph has the same layers in each step"
+_LAYERDROP = (
+    "set layerdrop=0 (or encoder_layerdrop=0 and decoder_layerdrop=0) in the configuration: "
+    "a graph has the same layers in each step"
+)
+_EXPERTS = (
+    'call set_experts_implementation("grouped_mm") of the model; where that has no effect (Switch, NLLB-MoE, DBRX), use another '
+    "mixture of experts, such as Mixtral"
+)
 _LOOP = "repeat a fixed number of times, with torch.where(done, x, new) in the body"
 _SHAPE = "keep shapes fixed: torch.where(mask, x, 0) in place of x[mask], or torch.topk with a fixed capacity"
 
@@ -160,10 +167,26 @@ def line_of(file: str, number: int) -> tuple[str, str]:
     return f"{Path(file).name}:{number}", text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
+def function_at(file: str, number: int) -> str:
+    """The name of the innermost function that has the line ``number`` (empty: none has)."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ""
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno <= number <= (node.end_lineno or 0)
+    ]
+    return max(found, key=lambda node: node.lineno).name if found else ""
+
+
 def _report(line: tuple[str, str], *, shape: bool) -> str:
     place, text = line
     said = f"{place}: {text} depends on tensor data" if text else f"{place} depends on tensor data"
-    if shape:
+    if place.startswith("modeling_") and re.search(r"expert", text):  # of transformers: the user cannot change the line
+        remedy = _EXPERTS
+    elif shape:
         remedy = _SHAPE
     elif re.search(r"layer_?drop|skip_the_layer", text):
         remedy = _LAYERDROP

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from farflung.errors import CaptureError
-from farflung.frontends.torch.checks.data_dependence import is_between, line_of
+from farflung.frontends.torch.checks.data_dependence import function_at, is_between, line_of
 
 __all__ = ["refuse_frozen_random"]
 
@@ -119,10 +119,10 @@ def _place(frame: FrameType | None, above: Callable[[str], bool]) -> _Place | No
 
 def _report(line: _Place) -> str:
     place, text = line_of(*line)
-    return (
-        f"{place}: {text} draws random numbers of Python or NumPy, and every step would use the same ones: "
-        "use torch (torch.rand, torch.randint), whose numbers are drawn anew in each micro-batch"
-    )
+    remedy = "use torch (torch.rand, torch.randint), whose numbers are drawn anew in each micro-batch"
+    if function_at(*line) == "_compute_mask_indices":  # SpecAugment of transformers: the user cannot change the line
+        remedy = "set mask_time_prob=0 in the configuration"
+    return f"{place}: {text} draws random numbers of Python or NumPy, and every step would use the same ones: {remedy}"
 
 
 def _generators(module: nn.Module) -> list[Any]:
