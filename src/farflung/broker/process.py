@@ -162,7 +162,7 @@ class Broker:
         server, door = self._make_servers(opening, credentials, access, quotas, say)
         access.register(server, serving.remove, self._reset_standing)
         opening.callback(serving.join)
-        tunnel = DashboardTunnel(self.home)
+        tunnel = DashboardTunnel(self.home, self.names.ticket)
         opening.callback(tunnel.close)  # its connections end with the server
         opening.callback(server.close)
         opening.callback(serving.close)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from farflung.broker.requests.permission import client_of
@@ -24,8 +25,8 @@ __all__ = ["DASHBOARD_FILE", "DashboardTunnel"]
 
 #: In the broker's folder: a JSON object with the ``url`` of the dashboard that runs.
 DASHBOARD_FILE = "dashboard.json"
-#: Connections at a time, of all clients; seconds to reach the dashboard; bytes of a message.
-_MOST, _SECONDS, _PIECE = 64, 5.0, 64 << 10
+#: Connections at a time, of all clients and of those of one ticket; seconds to reach the dashboard; bytes of a message.
+_MOST, _MOST_OF_TICKET, _SECONDS, _PIECE = 64, 32, 5.0, 64 << 10
 
 
 class DashboardTunnel:
@@ -34,10 +35,12 @@ class DashboardTunnel:
     Threads: "dashboard-*" for the bytes of a client; those of the dashboard move on the thread of the call.
     """
 
-    def __init__(self, home: Path) -> None:
-        """``home``: the broker's folder."""
-        self._home = home
-        self._places = threading.BoundedSemaphore(_MOST)
+    def __init__(self, home: Path, ticket_of: Callable[[str], str]) -> None:
+        """``home``: the broker's folder. ``ticket_of`` returns the ticket of a member's name."""
+        self._home, self._ticket_of = home, ticket_of
+        self._lock = threading.Lock()
+        #: Connections by ticket.
+        self._open: Counter[str] = Counter()
         self._threads = ThreadGroup()
 
     def register(self, server: RpcServer) -> None:
@@ -56,18 +59,34 @@ class DashboardTunnel:
             SecurityError: the caller is no client.
         """
         name = client_of(call, "open the dashboard").name
-        if not self._places.acquire(blocking=False):
-            raise InputError(f"the broker carries {_MOST} connections with its dashboard already: close some pages")
+        with self._place(self._ticket_of(name)), self._connect() as connection:
+            call.on_end(lambda: cut(connection))
+            self._threads.spawn(f"dashboard-{name}", _send, frames, connection)
+            with suppress(OSError):
+                while data := connection.recv(_PIECE):
+                    yield encode(DashboardBytes(sections=(data,)))
+            cut(connection)
+
+    @contextmanager
+    def _place(self, ticket: str) -> Iterator[None]:
+        """Count a connection of ``ticket``.
+
+        Raises:
+            InputError: there are too many.
+        """
+        with self._lock:
+            for count, most, whose in (
+                (self._open.total(), _MOST, ""),
+                (self._open[ticket], _MOST_OF_TICKET, f" of ticket {ticket}"),
+            ):
+                if count >= most:
+                    raise InputError(f"the broker carries {most} connections{whose} with its dashboard already: close some pages")
+            self._open[ticket] += 1
         try:
-            with self._connect() as connection:
-                call.on_end(lambda: cut(connection))
-                self._threads.spawn(f"dashboard-{name}", _send, frames, connection)
-                with suppress(OSError):
-                    while data := connection.recv(_PIECE):
-                        yield encode(DashboardBytes(sections=(data,)))
-                cut(connection)
+            yield
         finally:
-            self._places.release()
+            with self._lock:
+                self._open[ticket] -= 1
 
     def _connect(self) -> socket.socket:
         try:
