@@ -24,7 +24,7 @@ from farflung.data import compare_fingerprints
 from farflung.errors import FarflungError, WireError
 from farflung.graph.cut import cut
 from farflung.messages.conversions.failed_batches import failed_batch
-from farflung.messages.conversions.link_reports import Told, links_of
+from farflung.messages.conversions.link_reports import LinkReport, links_of
 from farflung.messages.conversions.retained_states import retained_states_of
 from farflung.messages.conversions.step_reports import StepReport, report_of, trace_of
 from farflung.messages.reports import (
@@ -257,7 +257,7 @@ class RunReports:
         self.notices.watchers(live, MemberReady(name=name))
         compare_fingerprints(known)
 
-    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], told: Mapping[str, Told]) -> None:
+    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], told: Mapping[str, LinkReport]) -> None:
         """Update the figures of links between members from training traffic of the worker ``name``."""
         with self.runs.changed:
             links = {peer: told[peer] for peer in told if peer in self.runs.machine.members}
