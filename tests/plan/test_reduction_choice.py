@@ -14,7 +14,7 @@ from farflung.job import JobSpec, make_job
 from farflung.messages.submission import Bundle
 from farflung.plan import estimate
 from farflung.plan.estimation.stage_memory import sync_copies
-from farflung.plan.reduction_choice import with_adding
+from farflung.plan.reduction_choice import with_reductions
 from farflung.plan.synchronization import sync_lines
 from farflung.plan.traffic import gradient_bytes
 from farflung.planners import get_planner
@@ -80,9 +80,9 @@ def test_simulation_and_dry_run_agree(by: Reduction) -> None:
 
 def test_plans_without_replicas_and_exact_jobs_stay_as_they_are() -> None:
     single, several = alone(("d0", 0, 4)), alone(("d0", 0, 2), ("d1", 2, 4))
-    assert with_adding(single, GRAPH, PIECES, topology(), JOB) is single
-    assert with_adding(several, GRAPH, PIECES, topology(), EXACT) is several
-    assert with_adding(several, GRAPH, PIECES, topology(), JOB).stages[0].adds == Reduction()
+    assert with_reductions(single, GRAPH, PIECES, topology(), JOB) is single
+    assert with_reductions(several, GRAPH, PIECES, topology(), EXACT) is several
+    assert with_reductions(several, GRAPH, PIECES, topology(), JOB).stages[0].adds == Reduction()
 
 
 def test_strategies_say_which_layers_leave_in_which_step() -> None:

@@ -24,7 +24,7 @@ from farflung.data import compare_fingerprints, outvoted
 from farflung.errors import DataError, FarflungError, WireError
 from farflung.graph.cut import cut
 from farflung.messages.conversions.failed_batches import failed_batch
-from farflung.messages.conversions.link_reports import Told, links_of
+from farflung.messages.conversions.link_reports import LinkReport, links_of
 from farflung.messages.conversions.retained_states import retained_states_of
 from farflung.messages.conversions.step_reports import StepReport, report_of, trace_of
 from farflung.messages.reports import (
@@ -277,7 +277,7 @@ class RunReports:
             outvoted_by=majority,
         )
 
-    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], told: Mapping[str, Told]) -> None:
+    def _learn(self, live: LiveRun, name: str, spans: Sequence[Span], told: Mapping[str, LinkReport]) -> None:
         """Update the figures of links between members from training traffic of the worker ``name``."""
         with self.runs.changed:
             links = {peer: told[peer] for peer in told if peer in self.runs.machine.members}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from farflung.broker.links.table import LinkTable
-from farflung.messages.conversions.link_reports import Told
+from farflung.messages.conversions.link_reports import LinkReport
 from farflung.protocol.straggler_detector import Slowdown, StragglerDetector
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span
@@ -48,7 +48,9 @@ class StragglerMonitor:
             texts, slowdowns = [detector.step(name, busy)], detector.slowdowns()
         self._report(run, attempt, texts, slowdowns)
 
-    def spans(self, run: str, attempt: int, name: str, spans: Sequence[Span], reports: Mapping[str, Told] | None = None) -> None:
+    def spans(
+        self, run: str, attempt: int, name: str, spans: Sequence[Span], reports: Mapping[str, LinkReport] | None = None
+    ) -> None:
         """The worker ``name`` sent ``spans``; ``reports``: the system's counts of its links, by peer."""
         with self._lock:
             detector = self._detector(run, attempt)

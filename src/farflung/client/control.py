@@ -18,6 +18,7 @@ from farflung.errors import ConnectionLost, FailedBatch, FarflungError, Security
 from farflung.ids import new_id
 from farflung.messages.calls import (
     Checking,
+    ControlAnswer,
     ControlMember,
     Kick,
     Kicked,
@@ -33,7 +34,6 @@ from farflung.messages.calls import (
     StopRequest,
     Submit,
     Submitted,
-    Told,
     Watch,
 )
 from farflung.messages.conversions.failed_batches import failed_batch
@@ -127,7 +127,7 @@ class ControlClient:
         wanted = ControlMember(
             name=name, paused=UNSET if paused is None else paused, parting=UNSET if parting is None else parting
         )
-        ask(self._rpc, wanted, Told)
+        ask(self._rpc, wanted, ControlAnswer)
 
     def kick(self, name: str, *, undo: bool = False) -> Kicked:
         """Bar the member ``name`` from the broker, or let it in again.

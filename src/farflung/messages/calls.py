@@ -39,6 +39,7 @@ __all__ = [
     "Checking",
     "Clock",
     "ClockAnswer",
+    "ControlAnswer",
     "ControlMember",
     "DashboardBytes",
     "Export",
@@ -66,7 +67,6 @@ __all__ = [
     "Submit",
     "Submitted",
     "TensorPiece",
-    "Told",
     "Unreachable",
     "UplinkFound",
     "UploadEnd",
@@ -173,7 +173,7 @@ class StopRequest(Message, kind="stop", on=Channel.REQUESTS):
 
 
 class ControlMember(Message, kind="member", on=Channel.REQUESTS):
-    """Tell the worker ``name`` what its owner wants. The broker answers with ``Told``."""
+    """Tell the worker ``name`` what its owner wants. The broker answers with ``ControlAnswer``."""
 
     name: Member
     paused: Flag = UNSET
@@ -368,7 +368,7 @@ class StopAnswer(Message, kind="stopping", on=Channel.ANSWERS):
     over: bool
 
 
-class Told(Message, kind="told", on=Channel.ANSWERS):
+class ControlAnswer(Message, kind="told", on=Channel.ANSWERS):
     """Answers ``ControlMember``."""
 
 

@@ -15,12 +15,12 @@ from farflung.plan.traffic import gradient_bytes
 from farflung.sync.reductions import GroupLinks, choose, seconds
 from farflung.units import Bytes
 
-__all__ = ["adding_lines", "with_adding"]
+__all__ = ["reduction_lines", "with_reductions"]
 
 _NAMES = {"server": "sharded servers", "ring": "a ring", "tree": "a tree"}
 
 
-def with_adding(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec) -> Plan:
+def with_reductions(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology, job: JobSpec) -> Plan:
     """``plan``; where the job leaves the order of sums open, every stage with replicas says how it sums: what is soonest."""
     if (job.sync.strategy, job.sync.order) != ("exact", "any") or not plan.replicated:
         return plan
@@ -33,7 +33,7 @@ def with_adding(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: 
     return replace(plan, stages=tuple(stages))
 
 
-def adding_lines(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology) -> list[str]:
+def reduction_lines(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: Topology) -> list[str]:
     """A line for each stage whose replicas sum in any order: how, how long that takes, and what the other ways would."""
     lines = []
     for stage, piece in zip(plan.stages, pieces, strict=True):

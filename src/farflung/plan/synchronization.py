@@ -22,7 +22,7 @@ from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
 from farflung.plan.codec_choice.exchange_codec import Group, sync_settings
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
-from farflung.plan.reduction_choice import with_adding
+from farflung.plan.reduction_choice import with_reductions
 from farflung.plan.traffic import sync_specs
 from farflung.sync import LayerInfo, Sent, Strategy, Traits, World, check_clipping, codec_name, explain, get_strategy
 from farflung.sync.local_step_counts import local_steps
@@ -31,9 +31,9 @@ from farflung.units import Bytes, Seconds
 __all__ = [
     "check_fits",
     "check_sync",
-    "held_elsewhere",
     "made_strategy",
     "named_sync",
+    "remote_states",
     "strategy_of",
     "sync_groups",
     "sync_lines",
@@ -60,7 +60,7 @@ def with_sync(plan: Plan, graph: Graph, pieces: Sequence[SubGraph], topology: To
         PlanError: the strategy can't work on these stages, or has no such setting.
     """
     if job.sync.strategy == "exact" or not plan.replicated:
-        return with_adding(plan, graph, pieces, topology, job)
+        return with_reductions(plan, graph, pieces, topology, job)
     sync = named_sync(job, sync_groups(plan, graph, pieces, topology, job))
     assert sync is not None
     layers, codec = [], _codec(replace(plan, sync=sync), job)
@@ -162,7 +162,7 @@ def world_of(plan: Plan, graph: Graph, job: JobSpec, stage: int, rank: int = 0) 
     )
 
 
-def held_elsewhere(sync: SyncPlan, stage: int) -> frozenset[str]:
+def remote_states(sync: SyncPlan, stage: int) -> frozenset[str]:
     """The parameters of the layers of other stages than ``stage``; what it has of them, too, is tied."""
     others = (layers for index, layers in enumerate(sync.layers) if index != stage)
     return frozenset(name for layers in others for layer in layers for name in layer.parameters)
@@ -170,7 +170,7 @@ def held_elsewhere(sync: SyncPlan, stage: int) -> frozenset[str]:
 
 def _shared(sync: SyncPlan, stage: int) -> tuple[int, ...]:
     """The layers of ``stage`` with parameters that other stages hold, too (tied ones)."""
-    elsewhere = held_elsewhere(sync, stage)
+    elsewhere = remote_states(sync, stage)
     return tuple(number for number, layer in enumerate(sync.layers[stage]) if elsewhere & set(layer.parameters))
 
 

@@ -59,7 +59,7 @@ class ZerothOrderMode:
         """See ``TrainingMode``; each loss is the mean of both probes."""
         self._vote.report(step, self._measure(step, meter))
         with meter.waiting():
-            self._sync.use_slopes(self._gather(step))
+            self._sync.use_derivatives(self._gather(step))
 
     def close(self) -> None:
         """There are no threads."""

@@ -22,13 +22,13 @@ from farflung.protocol.retained_states import Decision, RetainedState
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Endpoint, Urgency
 
-__all__ = ["Continuation", "Held", "RetainedStates"]
+__all__ = ["Continuation", "RetainedStates", "StoredStates"]
 
 
 Used = TypeVar("Used")
 
 
-class Held(Protocol):
+class StoredStates(Protocol):
     """States of one step in this worker's memory. The lock of ``RetainedStates`` guards the calls."""
 
     @property
@@ -64,7 +64,7 @@ class RetainedStates:
         #: Guards all fields below; it is released before frames are sent.
         self._lock = threading.Lock()
         self._run = ""
-        self._held: list[Held] = []
+        self._stored: list[StoredStates] = []
         #: The run that is over for this worker: states that a part of it leaves later are dropped.
         self._forgotten = ""
         #: Attempt whose workers may fetch, their names, and the step that they need.
@@ -79,14 +79,14 @@ class RetainedStates:
     def run(self) -> str:
         """The run whose states are retained (empty: none)."""
         with self._lock:
-            return self._run if self._held else ""
+            return self._run if self._stored else ""
 
     def retained_states(self, run: str) -> list[RetainedState]:
         """What is retained of ``run``."""
         with self._lock:
-            return [held.retained_state for held in self._held] if self._run == run else []
+            return [held.retained_state for held in self._stored] if self._run == run else []
 
-    def store(self, run: str, *held: Held) -> None:
+    def store(self, run: str, *held: StoredStates) -> None:
         """Retain ``held`` of ``run``, unless ``run`` was forgotten; drop the states of another run.
 
         Older states are dropped if ``held`` has all of them after as many steps: an attempt that ends before it trains retains
@@ -101,9 +101,9 @@ class RetainedStates:
                 self._drop()
                 self._run = run
             fresh = [one.retained_state for one in held]
-            covered = [one for one in self._held if any(_covers(new, one.retained_state) for new in fresh)]
-            self._held = [one for one in self._held if one not in covered]
-            self._held += held
+            covered = [one for one in self._stored if any(_covers(new, one.retained_state) for new in fresh)]
+            self._stored = [one for one in self._stored if one not in covered]
+            self._stored += held
             for one in covered:
                 one.release()
 
@@ -129,9 +129,9 @@ class RetainedStates:
 
     def _drop(self) -> None:
         """Drop all states; the lock is held."""
-        for held in self._held:
+        for held in self._stored:
             held.release()
-        self._held = []
+        self._stored = []
         self._parked.clear()
         self._served.clear()
         self._open = (0, frozenset(), 0)
@@ -141,7 +141,7 @@ class RetainedStates:
         with self._lock:
             if self._run != run:
                 return
-            for held in list(self._held):
+            for held in list(self._stored):
                 retained_state = held.retained_state
                 if retained_state.ready and retained_state.step == continuation.step - 1 and continuation.decision is not None:
                     self._alive(held, partial(held.advance, continuation.decision))
@@ -155,18 +155,18 @@ class RetainedStates:
         """Those of ``states`` after ``step`` steps that are retained here, packed."""
         found: dict[str, Array] = {}
         with self._lock:
-            for held in list(self._held) if self._run == run else ():
+            for held in list(self._stored) if self._run == run else ():
                 if held.retained_state.step == step:
                     wanted = [name for name in states if name in held.retained_state.states]
                     found = {**(self._alive(held, partial(held.read, wanted)) or {}), **found}
         return found
 
-    def _alive(self, held: Held, use: Callable[[], Used]) -> Used | None:
+    def _alive(self, held: StoredStates, use: Callable[[], Used]) -> Used | None:
         """What ``use`` of ``held`` returns; states whose process has died are not retained any more. The lock is held."""
         try:
             return use()
         except EngineCrashed:
-            self._held.remove(held)
+            self._stored.remove(held)
             return None
 
     def lend(self, endpoint: Endpoint, peer: str, wanted: StatesWanted) -> None:
@@ -174,7 +174,7 @@ class RetainedStates:
         run, attempt = wanted.base, wanted.attempt
         with self._lock:
             opened, peers, step = self._open
-            if run == self._run and self._held and (attempt > opened or (attempt == opened and peer not in peers)):
+            if run == self._run and self._stored and (attempt > opened or (attempt == opened and peer not in peers)):
                 self._parked[peer] = (endpoint, run, wanted)
                 return
             good = attempt == opened and peer in peers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from farflung.broker.links.table import LinkFigures, LinkTable
-from farflung.messages.conversions.link_reports import Told
+from farflung.messages.conversions.link_reports import LinkReport
 
 __all__ = ["update_from_traffic"]
 
@@ -24,7 +24,7 @@ _MORE = 0.05
 
 
 def update_from_traffic(
-    table: LinkTable, worker: str, reports: Mapping[str, Told], relay: Callable[[str], str] | None = None
+    table: LinkTable, worker: str, reports: Mapping[str, LinkReport], relay: Callable[[str], str] | None = None
 ) -> Mapping[tuple[str, str], LinkFigures]:
     """Store the new figures of the directions from ``worker`` to its peers in ``table``, and return them.
 
@@ -44,7 +44,7 @@ def update_from_traffic(
     return found
 
 
-def _weigh(known: LinkFigures | None, seen: Told) -> LinkFigures | None:
+def _weigh(known: LinkFigures | None, seen: LinkReport) -> LinkFigures | None:
     """Return the new figures (None: nothing changes)."""
     if known is None:
         if not (seen.beta and seen.alpha):

@@ -13,7 +13,7 @@ from farflung.job.check import decided
 from farflung.job.spec import JobSpec, SyncSpec
 from farflung.messages.submission import Bundle
 from farflung.plan import Estimate, Plan, check_memory, check_plan, estimate
-from farflung.plan.reduction_choice import adding_lines
+from farflung.plan.reduction_choice import reduction_lines
 from farflung.plan.report.helper_traffic import helped_lines
 from farflung.planners import Constrained, Evaluate, Judged, Planner, get_planner
 from farflung.planners.finish import Problem
@@ -67,7 +67,7 @@ def plan_run(
         limits=job.limits,
         parts=len(Problem.of(bundle.graph, topology, job).runs),
         decided=chosen,
-        sums=tuple(adding_lines(plan, bundle.graph, pieces, topology)),
+        sums=tuple(reduction_lines(plan, bundle.graph, pieces, topology)),
         helped=tuple(helped_lines(plan, bundle.graph, pieces, everybody, job, predicted.step_seconds)),
         helpers={name: (server.name, server.stage) for name, server in helpers.items()},
     )

@@ -9,7 +9,7 @@ from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests.permission import caller_of, client_of
 from farflung.broker.run_table import RunTable
 from farflung.errors import InputError, SecurityError
-from farflung.messages.calls import ControlMember, StopAnswer, StopRequest, Told
+from farflung.messages.calls import ControlAnswer, ControlMember, StopAnswer, StopRequest
 from farflung.messages.commands import OwnerRequest
 from farflung.messages.remote_calls import serve
 from farflung.messages.schema import Message
@@ -50,7 +50,7 @@ class RunControl:
             over = run in self.runs.machine.runs and self.runs.machine.runs[run].state.over
         return StopAnswer(over=over)
 
-    def member(self, call: Call, request: ControlMember) -> Told:
+    def member(self, call: Call, request: ControlMember) -> ControlAnswer:
         """Pass the wishes of the broker's owner, or of a worker's owner (who has its key), on to the worker."""
         caller = caller_of(call)
         name = request.name
@@ -62,4 +62,4 @@ class RunControl:
         if caller.role != "owner" and (not caller.key or caller.key != self.owner_key(name)):
             raise SecurityError(f"worker {name!r} belongs to somebody else: only its owner, or the broker's owner, may do that")
         self.send(name, OwnerRequest(paused=request.paused, parting=request.parting))
-        return Told()
+        return ControlAnswer()

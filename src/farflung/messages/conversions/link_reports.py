@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from farflung.messages.reports import LinkItem
 from farflung.transports.base import LinkStatistics
 
-__all__ = ["Told", "link_items", "links_of"]
+__all__ = ["LinkReport", "link_items", "links_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LinkReport:
     """``LinkStatistics.alpha``, ``beta`` and ``least`` of the way to a peer, and through which relay it went."""
 
     alpha: float
@@ -30,6 +30,6 @@ def link_items(seen: Mapping[str, LinkStatistics]) -> tuple[LinkItem, ...]:
     )
 
 
-def links_of(items: Iterable[LinkItem]) -> dict[str, Told]:
+def links_of(items: Iterable[LinkItem]) -> dict[str, LinkReport]:
     """Return what ``link_items`` was given, by peer."""
-    return {item.peer: Told(alpha=item.alpha, beta=item.beta, least=item.least, relay=item.relay) for item in items}
+    return {item.peer: LinkReport(alpha=item.alpha, beta=item.beta, least=item.least, relay=item.relay) for item in items}

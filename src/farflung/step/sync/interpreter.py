@@ -17,7 +17,7 @@ from farflung.engines.base import Array, StageRunner
 from farflung.messages.data import LayerExchange, LocalStepTime, PreviousNorms
 from farflung.messages.router import PeerRouter
 from farflung.plan.model import SyncPlan
-from farflung.plan.synchronization import held_elsewhere, strategy_of, world_of
+from farflung.plan.synchronization import remote_states, strategy_of, world_of
 from farflung.step.inbox import Inbox
 from farflung.step.reduction.averaging import Averager
 from farflung.step.reduction.clipping import PreviousNorm
@@ -132,7 +132,7 @@ class Synchronizer:
         if not layers:
             return None
         world = world_of(plan, setup.graph, setup.job, stage, setup.number)
-        elsewhere = held_elsewhere(plan.sync, stage)
+        elsewhere = remote_states(plan.sync, stage)
         mark = next((name for layer in layers for name in layer if name not in elsewhere), layers[0][0])
         servers = first_servers([int(layer.nbytes) for layer in world.layers], world.members)
         times = LayerTimes(world) if self.strategy.traits.layer_gain else None
@@ -214,7 +214,7 @@ class Synchronizer:
                     found[replica.stage] = command, tuple(replica.names(command.layers))
         return found
 
-    def use_slopes(self, slopes: Mapping[int, float]) -> None:
+    def use_derivatives(self, slopes: Mapping[int, float]) -> None:
         """What each replica measured in this step, by rank."""
         self._commands.facts.slopes = slopes
 
