@@ -6,8 +6,9 @@
 - ``shaping``: a transport slowed down to the latency and bandwidth of an emulated link.
 - ``meter``: counters of traffic by peer.
 - ``rpc``: the control plane, remote calls over gRPC.
-- ``punching``: connections through NAT. ``upnp``: ports that a router forwards. ``addresses``: addresses as text.
+- ``punching``: connections through NAT. ``upnp``, ``pcp``: ports that a router forwards. ``addresses``: addresses as text.
 - ``connection_gate``: the first bytes of each connection. ``descriptors``: how many connections a process may have.
+- ``arenas``: how many heaps the threads of a broker share.
 - ``http_patience``: a deadline for requests to the HTTP servers.
 """
 

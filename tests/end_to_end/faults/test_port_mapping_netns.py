@@ -100,8 +100,6 @@ def test_a_router_that_speaks_pcp_only_maps_a_port(tmp_path: Path) -> None:
         assert router.mappings() == []
         with network.inside("a"):
             found = PcpRouter("10.1.0.1")
-            with pytest.raises(ConnectionLost, match=r"the router 10\.1\.0\.1 maps no port by PCP \(no answer in"):
-                found.map_port(80, 120)  # miniupnpd is silent about a port that its settings forbid
             assert found.map_port(7100, 120) == 7100
             assert found.map_port(7100, 120, 7100) == 7100
             assert len(router.mappings()) == 1

@@ -90,6 +90,7 @@ def loaded(found: ClusterSpec) -> Any:
 
 
 @pytest.mark.launchers
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not LOADER, reason="needs skypilot (pip install it, or FARFLUNG_SKY_PYTHON)")
 def test_skypilot_understands_the_tasks() -> None:
     workers = {"environment": {"A": "1"}}

@@ -72,8 +72,6 @@ def broker(
     from farflung.cli.cluster.broker_service import broker_service
     from farflung.tracking import tracker_names
     from farflung.transports.addresses import congestion_control
-    from farflung.transports.arenas import limit_arenas
-    from farflung.transports.descriptors import raise_descriptor_limit
 
     validity = quantity(Seconds, valid, "--valid")
     if service:
@@ -83,8 +81,7 @@ def broker(
         given |= {"--metrics": metrics, "--web": web}
         typer.echo("\n".join(broker_service(given, broker_folder(folder), user=user)))
         return
-    limit_arenas()
-    raise_descriptor_limit()
+    _limit_process()
     over = SignalEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
@@ -183,3 +180,12 @@ def _invitations(served: Broker, validity: Seconds, here: str, *, secret: bool) 
         f"\nTo add a worker, run on its machine:\n  farflung join {worker}",
         f"\nTo submit a job from another machine:\n  farflung submit JOB.toml --ticket {submitter}",
     ]
+
+
+def _limit_process() -> None:
+    """Few arenas of the heap, and as many descriptors as the system allows. Call it before threads start."""
+    from farflung.transports.arenas import limit_arenas
+    from farflung.transports.descriptors import raise_descriptor_limit
+
+    limit_arenas()
+    raise_descriptor_limit()
