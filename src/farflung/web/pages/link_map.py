@@ -105,7 +105,7 @@ def _edge(pair: tuple[str, str], known: LinkRow | None, rate: float, busiest: fl
         "lineStyle": {
             "color": color,
             "width": round(1.0 + 4.0 * rate / busiest, 1) if rate else 1.0,
-            "curveness": 0.14,
+            "curveness": 0.2,
             "opacity": 0.9 if rate else 0.7,
         },
         "label": {"formatter": "\n".join(figures), "color": "--soft", "fontSize": 11, "lineHeight": 14},
