@@ -42,7 +42,7 @@ COVERED = {
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
     ("docs/image-models.md", "toml"): (2, "end_to_end/training/test_timm_folders.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
-    ("docs/jobs.md", "toml"): (5, "test_job_page.py"),
+    ("docs/jobs.md", "toml"): (6, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_prices.py"),
     ("docs/network.md", "toml"): (1, "test_job_page.py"),
     ("docs/results.md", "python"): (1, "checkpoint/test_export.py"),
