@@ -160,7 +160,7 @@ class Callbacks:
     """Passes records on to the caller's functions and keeps the first exception, with which the run shall end.
 
     Functions are called one at a time, on whatever thread brings the record, and no more after an exception. After
-    ``StopTraining``, only the last checkpoint is still passed on.
+    ``StopTraining``, only checkpoints are passed on, so that the last one is not missed.
     """
 
     def __init__(

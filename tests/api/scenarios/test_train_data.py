@@ -252,7 +252,7 @@ def test_the_last_checkpoint_of_a_stopped_run_is_passed_on(place: str | None, tm
 
     folder = {} if place else {"folder": tmp_path / "run"}
     result = trained(loader(), callbacks=[Watch()], checkpoint=CheckpointSpec(every=2), ticket=place, **folder)
-    assert (result.stopped, seen) == (True, [2, result.steps])
+    assert (result.stopped, seen[0], seen[-1]) == (True, 2, result.steps)
 
 
 def test_what_a_callback_of_the_last_checkpoint_raises(tmp_path: Path) -> None:
