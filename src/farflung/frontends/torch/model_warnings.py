@@ -52,14 +52,20 @@ def recorded_warnings() -> Iterator[None]:
     heard = _HEARD.get()
 
     def hear(
-        message: Warning | str, category: type[Warning], file: str, line: int, _to: TextIO | None = None, _text: str | None = None
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
+        del file, line
         frame = _outside(sys._getframe(1), (warnings.__file__,))
         if heard is not None and _is_model(frame.f_code.co_filename):
-            if file.startswith((_TORCH, _FARFLUNG)) and not file.startswith(_LAYERS):
+            if filename.startswith((_TORCH, _FARFLUNG)) and not filename.startswith(_LAYERS):
                 frame = _outside(frame, (_TORCH, _FARFLUNG, *_MADE_UP))
-                file, line = frame.f_code.co_filename, frame.f_lineno
-            heard[category, str(message), file, line] = None
+                filename, lineno = frame.f_code.co_filename, frame.f_lineno
+            heard[category, str(message), filename, lineno] = None
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if heard is None else "always")
