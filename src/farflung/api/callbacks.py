@@ -159,7 +159,8 @@ def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[st
 class Callbacks:
     """Passes records on to the caller's functions and keeps the first exception, with which the run shall end.
 
-    Functions are called one at a time, on whatever thread brings the record, and no more after an exception.
+    Functions are called one at a time, on whatever thread brings the record, and no more after an exception. After
+    ``StopTraining``, only checkpoints are passed on, so that the last one is not missed.
     """
 
     def __init__(
@@ -187,11 +188,13 @@ class Callbacks:
     def saved(self, step: int, graph: Graph, read: _Read) -> None:
         """There is a checkpoint after ``step`` steps; ``read`` reads its states."""
         with self._lock:
-            if self.error is not None:
+            if self.error is not None and not isinstance(self.error, StopTraining):
                 return
             try:
                 for on_checkpoint in self._listeners.on_checkpoint:
                     on_checkpoint(Checkpoint(step=step, graph=graph, read=read))
+            except StopTraining as error:
+                self.error = self.error or error
             except BaseException as error:  # noqa: BLE001 - as in ``__call__``
                 self.error = error
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from farflung.errors import CaptureError, InputError
 from farflung.frontends.torch.capture import capture
+from farflung.frontends.torch.model_warnings import shown_warnings
 from farflung.frontends.torch.recorder import Recording, record, record_initializers
 from farflung.graph.ir import Graph, StateKind
 
@@ -89,6 +90,8 @@ class Example:
 def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Example, evaluation: Example | None = None) -> Trainee:
     """Capture ``module`` for training on batches like ``batch`` and, if given, for evaluation on batches like ``evaluation``.
 
+    Warnings of the module's own code are shown, once each.
+
     Raises:
         InputError: the batch is not what the module's forward takes; the text names what gave it.
         CaptureError: the module can't become a graph, or some of its weights are on the meta device and some are not.
@@ -104,10 +107,10 @@ def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Example,
             )
         if any(on_meta):
             source = record_initializers(source)
-    graph = _captured(source, built, batch)
-    side = None
-    if evaluation is not None:
-        side = _captured(source, built, evaluation, "eval")
+    with shown_warnings():
+        graph = _captured(source, built, batch)
+        side = None if evaluation is None else _captured(source, built, evaluation, "eval")
+    if side is not None:
         _check_evaluation(graph, side)
     return Trainee(
         module=built, graph=graph, states=module_states(source, graph) if isinstance(source, nn.Module) else {}, evaluation=side

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from farflung.frontends.torch.checks.data_dependence import data_dependence, no_
 from farflung.frontends.torch.checks.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.fresh_parameters import FreshParameters
 from farflung.frontends.torch.functions import Backward, Functions
+from farflung.frontends.torch.model_warnings import recorded_warnings
 from farflung.frontends.torch.opaque import opaque_calls
 from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
@@ -201,7 +201,7 @@ def run_export(module: nn.Module, example: Example, branches: MaskBranches | Non
 
     with (
         translated(describe, chained=False),  # torch's part of the chain has hundreds of lines
-        warnings.catch_warnings(),
+        recorded_warnings(),
         _quiet(),
         watch.installed(),
         eager_masks(),
@@ -211,5 +211,4 @@ def run_export(module: nn.Module, example: Example, branches: MaskBranches | Non
         no_symbols(),
         branches or nullcontext(),
     ):
-        warnings.simplefilter("ignore")
         return refuse_frozen_random(module, export)
