@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,11 @@ def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[st
     if evaluation is None:
         raise InputError("early_stop compares evaluations, and there is none: pass evaluate, too")
     if found.metric not in known:
-        raise InputError(f"EarlyStop(metric={found.metric!r}): the evaluation has {', '.join(known)}; add the metric to metrics")
+        close = difflib.get_close_matches(str(found.metric), known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(
+            f"EarlyStop(metric={found.metric!r}): {hint}the evaluation has {', '.join(known)}; add the metric to metrics"
+        )
     return found
 
 

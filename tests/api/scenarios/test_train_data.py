@@ -376,6 +376,12 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         ),
         (loader(), {"loss": 3}, r"^loss=3 can't be called: pass a function of the model's outputs and the target$"),
         (loader(), {"loss": nn.Linear(3, 1)}, r"^loss has parameters, which would not be trained: make it a part of the model$"),
+        (loader(), {"metrics": "acuracy"}, r"^unknown metric 'acuracy': did you mean 'accuracy'\? known are accuracy"),
+        (
+            loader(),
+            {"early_stop": EarlyStop(metric="los"), "evaluate": loader()},
+            r"^EarlyStop\(metric='los'\): did you mean 'loss'\? the evaluation has loss",
+        ),
         (loader(), {"metrics": "f1"}, r"^unknown metric 'f1': known are accuracy, mse, mae; or pass functions by name$"),
         (loader(), {"metrics": {"loss": max}}, r"^metrics=\{'loss': .*: pass functions of outputs and target by plain names"),
         (

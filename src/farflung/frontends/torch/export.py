@@ -159,7 +159,9 @@ def _untraceable(error: Exception) -> str:
     place = user_line(error.__traceback__)
     at = "" if place is None else f" at {place[0]}" + (f" ({place[1]})" if place[1] else "")
     remedy = f": {_CONVERTS}" if "Couldn't swap" in str(error) else ""
-    return f"torch.export can't trace the module{at}: {type(error).__name__}: {first_line(error)}{remedy}"
+    text = first_line(error)
+    text = text if text.endswith("...") else text.removesuffix(".")
+    return f"torch.export can't trace the module{at}: {type(error).__name__}: {text}{remedy}"
 
 
 @dataclass(frozen=True, slots=True)
