@@ -42,7 +42,7 @@ COVERED = {
     ("docs/grids.md", "python"): (2, "test_documented_code.py"),
     ("docs/image-models.md", "toml"): (2, "end_to_end/training/test_timm_folders.py"),
     ("docs/jobs.md", "python"): (1, "test_job_page.py"),
-    ("docs/jobs.md", "toml"): (5, "test_job_page.py"),
+    ("docs/jobs.md", "toml"): (6, "test_job_page.py"),
     ("docs/simulator.md", "toml"): (1, "simulator/test_prices.py"),
     ("docs/network.md", "toml"): (1, "test_job_page.py"),
     ("docs/results.md", "python"): (1, "checkpoint/test_export.py"),
@@ -56,6 +56,7 @@ COVERED = {
     ("docs/trackers.md", "toml"): (3, "api/scenarios/test_trackers_page.py"),
     ("docs/sync.md", "python"): (2, "test_documented_code.py"),
     ("docs/sync.md", "toml"): (6, "test_documented_code.py"),
+    ("docs/tutorials/evaluate-a-cluster.md", "toml"): (3, "cli/scenarios/test_documented_runs.py"),
     ("docs/tutorials/notebook.md", "python"): (4, "test_documented_code.py"),
     ("docs/tutorials/two-laptops.md", "toml"): (1, "test_job_page.py"),
 }

@@ -63,7 +63,7 @@ def test_a_job_file_names_the_kind_of_its_data(tmp_path: Path) -> None:
 
 
 def test_the_example_is_a_job() -> None:
-    block, chats, shards, images, optimizer = re.findall(
+    block, _, chats, shards, images, optimizer = re.findall(
         r"```toml\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL
     )
     assert make_job({"steps": 1000, **tomllib.loads(optimizer)}).optimizer.name == "lion"
@@ -91,6 +91,12 @@ def test_the_model_of_the_page_counts_what_is_right(tmp_path: Path) -> None:
 
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "net.py").write_text(block)
+    (tmp_path / "job.toml").write_text(
+        re.findall(r"```toml\n(.*?)```", (DOCS / "jobs.md").read_text(encoding="utf-8"), flags=re.DOTALL)[1]
+    )
+    job = load_job(tmp_path / "job.toml")
+    assert job.model is not None
+    assert (job.model.recipe, job.model.args) == (f"{tmp_path}/net.py:net", {"width": 32})
     recipe = load_recipe("net.py:net", {"width": 4}, base=tmp_path)
     train, evaluation = recipe.graph("train", 2), recipe.graph("evaluate", 2)
     assert [name for name, _ in train.outputs] == ["loss"]

@@ -223,6 +223,31 @@ def test_plans_and_simulations_by_the_pages(
     assert "throughput with deaths" in said[5]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_cluster_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its three files give the output that the page shows, and a price."""
+    page = "tutorials/evaluate-a-cluster.md"
+    blocks = re.findall(r"```(\w*)\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    files = [text for language, text in blocks if language == "toml"]
+    for name, text in zip(("machines.toml", "job.toml", "prices.toml"), files, strict=True):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    def typed(line: str) -> str:
+        with pytest.raises(SystemExit) as over:
+            main(shlex.split(line)[1:])
+        out, err = capsys.readouterr()
+        assert not over.value.code, f"{line}: {err}"
+        return out
+
+    out = typed(OFFLINE[0])
+    (shown,) = [text for _, text in blocks if text.startswith("predicted step")]
+    assert out.startswith(shown)
+    (tmp_path / "plan.json").write_text(typed(f"{OFFLINE[0]} --json"))
+    assert re.search(r"^cost of 1 step: .* USD", typed(PRICED), flags=re.MULTILINE)
+
+
 class Pages:
     """Types documented commands; names of the pages stand for those of this cluster."""
 
