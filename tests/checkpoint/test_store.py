@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from farflung.checkpoint import (
     pack,
 )
 from farflung.errors import CheckpointError, DiskFull, VersionError
+from farflung.graph.ir import State, StateKind, TensorSpec
 from farflung.job import JobSpec, make_job, to_json
 from farflung.job.spec import ScheduleSpec
 from farflung.job.value_tables import write_values
@@ -345,6 +347,27 @@ def test_resume_refuses_another_model_or_other_numbers(store: CheckpointStore) -
     differences = r"other settings \(seed: 4 -> 5, optimizer\.lr: 0\.001 -> 1\.0\): set them back, or load its exported weights"
     with pytest.raises(CheckpointError, match=differences):
         check_resume(manifest, "ab" * 32, changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"layer1.weight": (5, 2)}, "'layer1.weight' is float32 [3, 2] in the checkpoint and float32 [5, 2] in this job's model"),
+        ({"head.weight": (3, 2)}, "the checkpoint lacks 'head.weight'"),
+        ({"layer2.weight": None}, "this job's model lacks 'layer2.weight'"),
+        ({}, "graph abababababab, this job has cdcdcdcdcdcd"),
+    ],
+)
+def test_resume_names_the_first_parameter_that_differs(store: CheckpointStore, changed: dict[str, Any], text: str) -> None:
+    shapes = dict.fromkeys(STATES, (3, 2)) | changed
+    states = [
+        State(name=name, kind=StateKind.PARAMETER, spec=TensorSpec(dtype="float32", shape=shape))
+        for name, shape in shapes.items()
+        if shape is not None
+    ]
+    with pytest.raises(CheckpointError) as caught:
+        check_resume(write(store, 3), "cd" * 32, JOB, states)
+    assert f"belongs to another model ({text}): resume with the model that wrote it" in str(caught.value)
 
 
 def test_resume_under_another_schedule_than_a_function_names_the_function_and_not_its_values() -> None:

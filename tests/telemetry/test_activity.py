@@ -82,6 +82,18 @@ def test_steps_are_logged_ten_times_and_printed_nowhere(caplog: pytest.LogCaptur
     assert not printed(place)
 
 
+def test_runs_that_have_the_workers_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with TrainingProgress(2, Activity(console(terminal=False))) as progress:
+        progress.waiting("run-1", 2, ["run-2", "run-2"])
+        progress.waiting("run-1", 1, ["run-2", "run-3"])
+        progress.waiting("run-1", 3, ["run-2"])
+    assert [one.split(": ", 1)[0] for one in caplog.messages] == [
+        "run-1 is waiting for 2 workers busy with run-2",
+        "run-1 is waiting for 1 worker busy with run-2 and run-3",
+        "run-1 is waiting for 3 more workers",
+    ]
+
+
 def test_waiting_for_machines_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="farflung"):
         for place, missing in ((console(terminal=True), 2), (console(terminal=False), 1), (console(terminal=False), 0)):

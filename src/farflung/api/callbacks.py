@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,14 +153,19 @@ def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[st
     if evaluation is None:
         raise InputError("early_stop compares evaluations, and there is none: pass evaluate, too")
     if found.metric not in known:
-        raise InputError(f"EarlyStop(metric={found.metric!r}): the evaluation has {', '.join(known)}; add the metric to metrics")
+        close = difflib.get_close_matches(str(found.metric), known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InputError(
+            f"EarlyStop(metric={found.metric!r}): {hint}the evaluation has {', '.join(known)}; add the metric to metrics"
+        )
     return found
 
 
 class Callbacks:
     """Passes records on to the caller's functions and keeps the first exception, with which the run shall end.
 
-    Functions are called one at a time, on whatever thread brings the record, and no more after an exception.
+    Functions are called one at a time, on whatever thread brings the record, and no more after an exception. After
+    ``StopTraining``, only checkpoints are passed on, so that the last one is not missed.
     """
 
     def __init__(
@@ -187,11 +193,13 @@ class Callbacks:
     def saved(self, step: int, graph: Graph, read: _Read) -> None:
         """There is a checkpoint after ``step`` steps; ``read`` reads its states."""
         with self._lock:
-            if self.error is not None:
+            if self.error is not None and not isinstance(self.error, StopTraining):
                 return
             try:
                 for on_checkpoint in self._listeners.on_checkpoint:
                     on_checkpoint(Checkpoint(step=step, graph=graph, read=read))
+            except StopTraining as error:
+                self.error = self.error or error
             except BaseException as error:  # noqa: BLE001 - as in ``__call__``
                 self.error = error
 

@@ -34,6 +34,8 @@ def check_folders(folder: str | Path | None, resume: str | Path | None) -> None:
         InputError: one of them fails.
         CheckpointError: there is no folder ``resume``.
     """
+    if resume is not None and Path(resume).is_file():
+        raise CheckpointError(f"resume={str(resume)!r} is a file: pass the folder of a run, or of a checkpoint")
     if resume is not None and not Path(resume).is_dir():
         raise CheckpointError(f"resume={str(resume)!r}: there is no such folder: check the path")
     if folder is None:

@@ -14,6 +14,7 @@ from farflung.api.result import Outcome
 from farflung.checkpoint.safetensors import encode, spec_of
 from farflung.client.batch_feeder import Feeder
 from farflung.client.connection import Client
+from farflung.client.control import ControlClient
 from farflung.client.planned_run import PlannedRun
 from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, FarflungError, InputError
@@ -27,7 +28,7 @@ from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds, counted
 from farflung.worker.membership import join
 
-__all__ = ["train_there"]
+__all__ = ["say_waiting", "train_there"]
 
 #: A broker that was killed may be started again.
 _PATIENCE = Seconds(120.0)
@@ -60,7 +61,7 @@ def train_there(
         if given:
             client.send_weights(bundle.run, encode({n: spec_of(a) for n, a in given.items()}, given.__getitem__))
         _warn(bundle, client)
-        _say_waiting(client.submit(bundle), callbacks)
+        say_waiting(client.submit(bundle), client, callbacks)
         client.patience = _PATIENCE
         follower.follow()
         steps = min(follower.steps, follower.checkpoint) if follower.cancelled else follower.steps  # later states are lost
@@ -98,10 +99,13 @@ def _to_send(bundle: Bundle, states: Mapping[str, Array]) -> dict[str, Array]:
     return {name: array for name, array in states.items() if not (resumes and bundle.graph.state[name].persistent)}
 
 
-def _say_waiting(submitted: Mapping[str, str], callbacks: Callbacks) -> None:
-    """Show that the run waits for machines, as the broker's answer to ``submit`` says."""
+def say_waiting(submitted: Mapping[str, str], client: ControlClient, callbacks: Callbacks) -> None:
+    """Show that the run waits for machines, as the broker's answer to ``submit`` says, and which runs have the others."""
     if submitted["state"] == "waiting":
-        callbacks.progress.waiting(submitted["run"], int(submitted["needs"]) - int(submitted["idle"]))
+        members = client.status()["members"]
+        assert isinstance(members, list)
+        busy = [str(one["run"]) for one in members if one["run"] not in (None, submitted["run"])]
+        callbacks.progress.waiting(submitted["run"], int(submitted["needs"]) - int(submitted["idle"]), busy)
 
 
 def _warn(bundle: Bundle, client: Client) -> None:

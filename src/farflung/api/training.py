@@ -376,4 +376,4 @@ def _batch_text(error: GraphError | DataError, graph: Graph, evaluation: Graph |
         return ""  # the batch was refused before anything was computed
     weights = {state.spec.dtype for state in source.parameters}
     given = {op.name: (op.outputs[0].dtype, op.outputs[0].shape) for op in source.placeholders}
-    return f"; {describe_batch(weights, given, origin)}"
+    return f"; {describe_batch(weights, given, origin, str(error))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from farflung.errors import CheckpointError, VersionError
-from farflung.graph.ir import DTYPES, TensorSpec
+from farflung.graph.ir import DTYPES, State, StateKind, TensorSpec
 from farflung.ids import content_hash
 from farflung.job import JobSpec, from_json, training_hash
 
@@ -172,8 +172,10 @@ class Manifest:
         )
 
 
-def check_resume(manifest: Manifest, graph_hash: str, job: JobSpec) -> None:
+def check_resume(manifest: Manifest, graph_hash: str, job: JobSpec, states: Sequence[State] = ()) -> None:
     """See that ``job`` may go on from ``manifest``: the same graph, and the same numbers in each step.
+
+    ``states``: those of the job's graph, of which an error names the first that differs.
 
     Raises:
         CheckpointError: the graph differs, or a field of the job that decides the numbers.
@@ -181,7 +183,7 @@ def check_resume(manifest: Manifest, graph_hash: str, job: JobSpec) -> None:
     where = f"the checkpoint of step {manifest.step}"
     if manifest.graph_hash != graph_hash:
         raise CheckpointError(
-            f"{where} belongs to another model (graph {manifest.graph_hash[:12]}, this job has {graph_hash[:12]}): "
+            f"{where} belongs to another model ({_other_state(manifest, states) or _other_graph(manifest, graph_hash)}): "
             "resume with the model that wrote it, or load its exported weights with weights.source = 'file'"
         )
     held = from_json(manifest.job)
@@ -193,6 +195,26 @@ def check_resume(manifest: Manifest, graph_hash: str, job: JobSpec) -> None:
             f"{where} was written by a job with other settings ({', '.join(differences[:_LISTED])}{more}): set them back, "
             "or load its exported weights with weights.source = 'file' to begin anew"
         )
+
+
+def _other_graph(manifest: Manifest, graph_hash: str) -> str:
+    return f"graph {manifest.graph_hash[:12]}, this job has {graph_hash[:12]}"
+
+
+def _other_state(manifest: Manifest, states: Sequence[State]) -> str:
+    """Return the first parameter or buffer whose presence or shape differs (empty: there is none, or no states are given)."""
+    kept = [state for state in states if state.persistent and state.kind is not StateKind.CONSTANT]
+    now = {state.name: state.spec for state in kept}
+    held = {name: manifest.home[name][1].spec for name in manifest.states}
+    for name in dict.fromkeys([*now, *held]) if now else ():
+        if name not in held:
+            return f"the checkpoint lacks {name!r}"
+        if name not in now:
+            return f"this job's model lacks {name!r}"
+        if held[name] != now[name]:
+            (dtype, shape), (other, size) = ((spec.dtype, list(spec.shape)) for spec in (held[name], now[name]))
+            return f"{name!r} is {dtype} {shape} in the checkpoint and {other} {size} in this job's model"
+    return ""
 
 
 def _differences(path: str, held: object, now: object) -> list[str]:

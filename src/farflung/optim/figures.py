@@ -47,9 +47,8 @@ def state_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> fl
     largest one takes.
     """
     found = [name for name in names if name in graph.trained]
-    during = [update_bytes(spec, graph, name) for name in found]
-    at_once = math.fsum(map(max, zip((0.0, 0.0), *during, strict=True)))
-    return at_once + sum(_held_bytes(spec, graph, name) for name in found)
+    during = [(0.0, 0.0), *(update_bytes(spec, graph, name) for name in found)]
+    return sum(_held_bytes(spec, graph, name) for name in found) + max(one for one, _ in during) + max(one for _, one in during)
 
 
 def update_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -117,10 +117,17 @@ class TrainingProgress:
         """The model is a graph now, and the run begins, or has machines at last."""
         self._activity.phase("waiting for the first step", silent=True)
 
-    def waiting(self, run: str, missing: int) -> None:
-        """``run`` waits for ``missing`` more machines (0 or less: for its turn)."""
-        more = f"waiting for {missing} more worker{'s'[: missing != 1]}: add workers with farflung join"
-        text = more if missing > 0 else "waiting for its turn, as other runs have the workers"
+    def waiting(self, run: str, missing: int, busy: Sequence[str] = ()) -> None:
+        """``run`` waits for ``missing`` more machines (0 or less: for its turn). ``busy``: runs of workers."""
+        workers, others = f"worker{'s'[: missing != 1]}", " and ".join(dict.fromkeys(busy))
+        text = f"waiting for {missing} more {workers}: add workers with farflung join"
+        if 0 < missing <= len(busy):
+            text = (
+                f"waiting for {missing} {workers} busy with {others}: it starts when {'they are' if missing > 1 else 'it is'} "
+                "free; to start it sooner, add workers with farflung join"
+            )
+        elif missing <= 0:
+            text = "waiting for its turn, as other runs have the workers"
         self._activity.phase(f"{run}: {text}", silent=True)
         _LOG.log(
             logging.INFO if self._activity.on_terminal else logging.WARNING, "%s is %s, or end the run with Ctrl-C", run, text

@@ -46,8 +46,16 @@ RULE = r"must return a tuple of tensors or arrays in the order of the module's f
                 r"return \.astype\('float32'\) \(NumPy\) or \.to\(torch\.float32\)$"
             ),
         ),
-        ((torch.ones(4, 7), Y), CaptureError, r"batch_fn\(0, 0\) returned x float32 \[4, 7\], y float32 \[4, 1\]$"),
-        ((X.long(), Y), GraphError, r"batch_fn\(0, 0\) returned x int64 \[4, 8\], y float32 \[4, 1\]$"),
+        (
+            (torch.ones(4, 7), Y),
+            CaptureError,
+            r"[^.]; batch_fn\(0, 0\) returned x float32 \[4, 7\], y float32 .*: change the batch, or the sizes of the ",
+        ),
+        (
+            (X.long(), Y),
+            GraphError,
+            r"x int64 \[4, 8\], y float32 .*: the weights .* return inputs that are no indices as \.to\(torch\.float32\)$",
+        ),
     ],
 )
 def test_the_first_batch(first: Any, kind: type[FarflungError], text: str, factory: bool) -> None:
@@ -83,6 +91,60 @@ def test_a_later_batch(later: Callable[[], Any], text: str) -> None:
             micro_batches=2,
             workers=1,
         )
+
+
+def test_weights_of_another_type() -> None:
+    text = (
+        r"y float32 \[4, 1\]: the weights are float64, so call model\.float\(\), or let data return \.astype\('float64'\) "
+        r"\(NumPy\) or \.to\(torch\.float64\)$"
+    )
+    with pytest.raises(FarflungError, match=text):
+        train(Model(nn.Linear(8, 1)).double(), [(X, Y)], steps=1, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (torch.ones(4), r"so let data return the target as \.long\(\)$"),
+        (
+            torch.ones(3).long(),
+            r"[^.]; batch 0 of data .*: outputs and target must have the same number of samples, so change the",
+        ),
+    ],
+    ids=["float", "short"],
+)
+def test_a_target_that_does_not_fit(target: torch.Tensor, text: str) -> None:
+    with pytest.raises(CaptureError, match=text):
+        train(nn.Linear(8, 3), [(X, target)], loss=nn.functional.cross_entropy, steps=1, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "target"), [((X, Y), "the last value"), ({"input": X, "labels": Y}, "labels")], ids=["tuple", "dict"]
+)
+def test_a_forgotten_loss(batch: Any, target: str) -> None:
+    remedy = rf"forward takes input: .*; if {target} is the target, pass loss=\.\.\., such as .*\.cross_entropy$"
+    with pytest.raises(InputError, match=remedy):
+        train(nn.Linear(8, 1), [batch], steps=1, workers=1)
+
+
+def test_no_word_of_a_loss_where_the_loss_is_given() -> None:
+    held_out = Evaluation(batch_fn=lambda index: (X, Y, Y), batches=1)
+    with pytest.raises(InputError, match=r"forward takes input, labels: too many.*; it " + RULE):
+        train(nn.Linear(8, 1), [(X, Y)], loss=nn.functional.mse_loss, evaluate=held_out, steps=1, workers=1)
+
+
+def test_a_class_without_its_arguments_in_place_of_a_model() -> None:
+    kind: Any = nn.Linear
+    text = r"lacks arguments: Linear.__init__\(\) missing 2 .*; pass a module, or a function without .* lambda: Linear\("
+    with pytest.raises(CaptureError, match=text):
+        train(kind, [(X, Y)], loss=nn.functional.mse_loss, steps=1, workers=1)
+
+
+def test_an_optimizer_of_another_model() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(8, 1).parameters(), lr=0.1)
+    text = r"no parameter of the module: make it from the parameters of the module that train gets, or pass a function of the "
+    with pytest.raises(InputError, match=text):
+        train(nn.Linear(8, 1), [(X, Y)], loss=nn.functional.mse_loss, optimizer=optimizer, steps=1, workers=1)
 
 
 def _classes(step: int, micro_batch: int) -> Any:

@@ -244,6 +244,7 @@ def test_the_module_is_untouched() -> None:
             r"^folder='/proc/x' can't be written: No such file or directory; choose a folder that you may write$",
         ),
         ({"folder": __file__}, r"^folder='.*\.py' is a file: choose a folder$"),
+        ({"resume": __file__}, r"^resume='.*' is a file: pass the folder of a run, or of a checkpoint$"),
         ({"resume": "nowhere"}, r"^resume='nowhere': there is no such folder: check the path$"),
     ],
 )

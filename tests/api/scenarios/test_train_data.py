@@ -238,6 +238,35 @@ def test_a_callback_of_a_checkpoint_ends_the_run(tmp_path: Path) -> None:
     assert 2 <= result.steps < STEPS
 
 
+@PLACES
+def test_the_last_checkpoint_of_a_stopped_run_is_passed_on(place: str | None, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Watch:
+        def on_step(self, record: StepRecord) -> None:
+            if record.step == 2:
+                raise StopTraining
+
+        def on_checkpoint(self, checkpoint: Any) -> None:
+            seen.append(checkpoint.step)
+
+    folder = {} if place else {"folder": tmp_path / "run"}
+    result = trained(loader(), callbacks=[Watch()], checkpoint=CheckpointSpec(every=2), ticket=place, **folder)
+    assert (result.stopped, seen[0], seen[-1]) == (True, 2, result.steps)
+
+
+def test_what_a_callback_of_the_last_checkpoint_raises(tmp_path: Path) -> None:
+    class Watch:
+        def on_step(self, record: StepRecord) -> None:
+            raise StopTraining
+
+        def on_checkpoint(self, checkpoint: Any) -> None:
+            raise ValueError("the disk is full")
+
+    with pytest.raises(ValueError, match="the disk is full"):
+        trained(loader(), callbacks=[Watch()], folder=tmp_path / "run")
+
+
 @pytest.mark.parametrize(("early_stop", "steps"), [(2, 6), (EarlyStop(patience=1, metric="mean", largest=True), 4)])
 def test_early_stopping(early_stop: Any, steps: int) -> None:
     result = trained(
@@ -347,6 +376,12 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         ),
         (loader(), {"loss": 3}, r"^loss=3 can't be called: pass a function of the model's outputs and the target$"),
         (loader(), {"loss": nn.Linear(3, 1)}, r"^loss has parameters, which would not be trained: make it a part of the model$"),
+        (loader(), {"metrics": "acuracy"}, r"^unknown metric 'acuracy': did you mean 'accuracy'\? known are accuracy"),
+        (
+            loader(),
+            {"early_stop": EarlyStop(metric="los"), "evaluate": loader()},
+            r"^EarlyStop\(metric='los'\): did you mean 'loss'\? the evaluation has loss",
+        ),
         (loader(), {"metrics": "f1"}, r"^unknown metric 'f1': known are accuracy, mse, mae; or pass functions by name$"),
         (loader(), {"metrics": {"loss": max}}, r"^metrics=\{'loss': .*: pass functions of outputs and target by plain names"),
         (

@@ -122,6 +122,8 @@ def test_modules_that_do_not_fit(result: TrainResult) -> None:
     before = copy.deepcopy(wider.state_dict())
     with pytest.raises(InputError, match=r"does not fit this module: 'norm.bias' is \[9\] in the module and \[8\] in the result"):
         result.load_into(wider)
+    with pytest.raises(InputError, match=r"Shapes must agree, also with strict=False: .* copy what fits"):
+        result.load_into(wider, strict=False)
     assert all(torch.equal(before[name], value) for name, value in wider.state_dict().items()), "nothing was changed"
     with pytest.raises(
         InputError, match=r"the module lacks 'mix.bias', 'mix.weight', 'norm.bias' and \d+ more; the result lacks"

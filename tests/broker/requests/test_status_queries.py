@@ -11,15 +11,12 @@ import pytest
 
 from benchmarks.commands.idle_members import IdleMembers, member_name
 from farflung.broker.live_run import new_run
-from farflung.broker.records.run_folders import RunFolders, StorageSettings
+from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests import status_queries
-from farflung.broker.requests.status_queries import StatusQueries
 from farflung.client import control
 from farflung.client.connection import Client
 from farflung.messages.calls import Status, StatusAnswer
 from farflung.messages.remote_calls import ask
-from farflung.protocol.events import Offer
-from farflung.protocol.members import Member
 from farflung.protocol.runs import Run, RunState
 from farflung.security import Caller
 from farflung.thread_group import ThreadGroup
@@ -87,23 +84,14 @@ def test_a_waiting_run_names_idle_workers_that_may_not_have_it(home: Path) -> No
 
 def test_an_idle_worker_is_compared_with_the_newest_run_that_its_owner_allows(home: Path) -> None:
     with Loopback(home, 0) as cluster:
-        broker, text = cluster.broker, captured(text_job(steps=1), home)
-        runs = [Run(run=name, workers=1, serves=name == "chat", state=RunState.RUNNING) for name in ("older", "newer", "chat")]
-        for run in runs:
-            broker.runs.add(new_run(replace(text, run=run.run), home / run.run, "somebody"))
-        member = Member(name="a", address="x", offer=Offer(memory=1.0, speed=1.0, only="training"))
-        queries = StatusQueries(
-            runs=broker.runs,
-            sessions=broker.sessions,
-            folders=RunFolders(home, lambda name: "", StorageSettings()),
-            network=broker.network,
-            measurements=broker.manager.measurements,
-            replanner=broker.manager.replanner,
-            stragglers=broker.manager.stragglers,
-        )
-        with broker.runs.changed:
-            facts = queries.facts_of(member, [], runs, [])
-        assert [one.run for one in facts] == ["newer"]
+        cluster.add("a", only="training")
+        runs, text = cluster.broker.runs, captured(text_job(steps=1, plan={"again": False}), home)
+        for name in ("older", "newer", "chat"):
+            runs.add(new_run(replace(text, run=name), home / name, "somebody"))
+            with runs.changed:
+                runs.machine.runs[name] = Run(run=name, workers=1, serves=name == "chat", state=RunState.RUNNING)
+        (found,) = cluster.client.status()["members"]
+        assert found["idle"] == "newer keeps its plan (plan.again = false)"
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_one_run_is_shown_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_an_unknown_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = status(monkeypatch, capsys, "run-9")
     assert code == 2
-    assert err == "farflung: there is no run 'run-9'; known runs: run-1, run-2, run-3\n"
+    assert err == "farflung: there is no run 'run-9'; known runs: run-1 (tiny), run-2 (tiny), run-3 (tiny)\n"
     code, _, err = status(monkeypatch, capsys, "attic")
     assert code == 2
     assert err == "farflung: 'attic' is a worker, not a run: farflung status shows the workers, farflung logs attic its log\n"

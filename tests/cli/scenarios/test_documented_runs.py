@@ -225,9 +225,7 @@ def test_plans_and_simulations_by_the_pages(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_cluster_of_the_tutorial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cluster_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its three files give the output that the page shows, and a price."""
     page = "tutorials/evaluate-a-cluster.md"
     blocks = re.findall(r"```(\w*)\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)

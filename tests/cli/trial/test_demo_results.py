@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,22 @@ def test_dense_may_win() -> None:
     comparison = compare([made("dense", [5.0, 3.0], 1.0, 1000), made("adatopk 100", [5.0, 4.5, 4.0], 1.0, 20)])
     assert comparison.common == 4.0
     assert "dense was the first at its own loss: no other setting was worth its error here." in explanation(comparison)
+
+
+def test_runs_that_were_cut_off_decide_nothing() -> None:
+    cut = replace(made("dense", [5.0, 3.0], 1.0, 1000), result=RunResult(status="stopped", steps=2, seconds=2.0))
+    text = explanation(compare([cut, made("int4", [5.0, 4.5], 1.0, 20)]))
+    assert "The time of dense was up before the last step: runs this short show no order of the codecs." in text
+    assert "worth its error" not in text
+
+
+def test_a_run_that_loses_a_worker_is_not_stopped_before_its_least_steps() -> None:
+    asked: list[str] = []
+    client: Any = SimpleNamespace(stop=asked.append)
+    guard = demo.TimeLimit(client, "run-1", 1.0, lambda: None, 3)
+    for record in made("int4", [5.0, 4.0, 3.0, 2.0], 2.0, 1000).steps:
+        guard.on_step(record)
+        assert asked == (["run-1"] if record.step >= 2 else [])
 
 
 def test_without_a_common_loss_nothing_is_claimed() -> None:
@@ -146,7 +164,7 @@ def test_what_a_death_cost_is_told() -> None:
     whole = replace(run, recoveries=(replace(recovery, replayed=0),))
     assert "no step had to be repeated" in recovery_lines(whole)
     runs = [made("dense", [5.0, 4.0, 3.0], 2.0, 1000), whole]
-    said = last_lines(compare(runs), runs, Path("report.html"), Path("runs/run-1"))
+    said = last_lines(compare(runs), runs, Path("report.html"), [Path("runs/run-0"), Path("runs/run-1")])
     for line in (
         "2 worker processes trained the same model 2 times over a slow link",
         "One worker was killed. The run continued without it after 1.50 s; no step had to be repeated.",
@@ -192,7 +210,9 @@ def test_the_run_that_writes_text_ends_in_time_by_itself() -> None:
     text = runs[-1]
     assert text.within(100.0, [2.0, 1.0]).steps == 80, "as much computing as the run before"
     assert text.within(100.0, [12.0, 1.0]).steps == 40, "a sixth of the first's time on the link"
-    assert text.within(1.0, [1.0]).steps == 1
+    assert text.within(1.0, [1.0]).steps == 8, "enough for the loss of a worker and the recovery"
+    assert text.within(1.0, [1.0]).death == 4
+    assert replace(text, steps=3).within(1.0, [1.0]).steps == 3
     assert text.within(100.0, [0.01]) == text
     assert text.within(100.0, []) == text
     assert runs[0].within(1.0, [1.0]) == runs[0], "a run without text may be stopped"

@@ -13,16 +13,15 @@ from farflung.web.pages.run_charts import RunChart, column
 from farflung.web.sources.live_run import LiveRun
 from farflung.web.widgets.chart import Line
 
+DRAWN: list[_Drawn] = []
+
 
 class _Drawn:
     """Takes the place of the browser's chart."""
 
     def __init__(self, label: str, lines: Any, data: Any, *, x: Any, **more: Any) -> None:
         self.data, self.logarithmic = [list(points) for points in data], x.logarithmic
-
-    def append(self, rows: Any) -> None:
-        for points, new in zip(self.data, rows, strict=True):
-            points.extend(new)
+        DRAWN.append(self)
 
 
 def _run(folder: Path, *sent: int) -> LiveRun:
@@ -41,12 +40,9 @@ def test_a_run_without_traffic_leaves_a_logarithmic_axis_to_the_others(tmp_path:
     """A point at 0 bytes has no place on such an axis, and the browser would draw nothing."""
     monkeypatch.setattr(run_charts, "LineChart", _Drawn)
     runs = [_run(tmp_path / "one", 0, 0), _run(tmp_path / "two", 5, 7)]
-    chart = RunChart("Loss", [(run, Line(name=run.name), column("loss")) for run in runs], x="traffic")
-    drawn = chart.chart
-    assert isinstance(drawn, _Drawn)
-    assert drawn.logarithmic
-    assert drawn.data == [[], [(5.0, 1.0), (12.0, 1.0)]]
-    alone = RunChart("Loss", [(runs[0], Line(name="one"), column("loss"))], x="traffic").chart
-    assert isinstance(alone, _Drawn)
-    assert not alone.logarithmic
-    assert alone.data == [[(0.0, 1.0), (0.0, 1.0)]]
+    RunChart("Loss", [(run, Line(name=run.name), column("loss")) for run in runs], x="traffic")
+    assert DRAWN[-1].logarithmic
+    assert DRAWN[-1].data == [[], [(5.0, 1.0), (12.0, 1.0)]]
+    RunChart("Loss", [(runs[0], Line(name="one"), column("loss"))], x="traffic")
+    assert not DRAWN[-1].logarithmic
+    assert DRAWN[-1].data == [[(0.0, 1.0), (0.0, 1.0)]]

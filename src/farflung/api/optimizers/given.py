@@ -231,7 +231,7 @@ def _owners(optimizers: Iterable[torch.optim.Optimizer], module: nn.Module, grap
                 if id(parameter) not in names:
                     raise InputError(
                         f"optimizer {kind} holds a tensor {list(parameter.shape)} that is no parameter of the module: make it "
-                        "from the parameters that the function is given"
+                        "from the parameters of the module that train gets, or pass a function of the parameters"
                     )
             own = tuple(name for parameter in settings["params"] if (name := names[id(parameter)]) in graph.trained)
             if twice := seen.intersection(own):

@@ -287,7 +287,7 @@ def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:
     manifest = store.latest() if step is None else store.verify(step)
     if manifest is None:
         raise CheckpointError(f"{source} holds no whole checkpoint: check the name, or start without checkpoint.resume")
-    check_resume(manifest, bundle.graph.hash, bundle.job)
+    check_resume(manifest, bundle.graph.hash, bundle.job, bundle.graph.states)
     if manifest.step >= bundle.job.steps:
         raise InputError(f"the checkpoint at {source} stands at step {manifest.step}: set steps above it")
     return store, manifest

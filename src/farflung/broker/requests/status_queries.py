@@ -167,7 +167,7 @@ class StatusQueries:
                 _MemberCopy(
                     member=replace(member),
                     trains=member.run is not None and machine.runs[member.run].state is RunState.RUNNING,
-                    facts=self.facts_of(member, waiting, training, restored) if member.run is None else [],
+                    facts=self._facts(member, waiting, training, restored) if member.run is None else [],
                     standing=machine.standing(member.name),
                     last=machine.planned_last(member.name),
                 )
@@ -182,9 +182,7 @@ class StatusQueries:
                 more_members=len(page) > _PAGE,
             )
 
-    def facts_of(
-        self, member: Member, waiting: Sequence[Run], training: Sequence[Run], restored: Sequence[Run]
-    ) -> list[RunFacts]:
+    def _facts(self, member: Member, waiting: Sequence[Run], training: Sequence[Run], restored: Sequence[Run]) -> list[RunFacts]:
         """Return the first of the ``waiting`` runs that may take the idle ``member``, and the newest of those that train."""
         machine = self.runs.machine
         may_wait = waiting if member.ready else ()  # no run may take the others, however many wait

@@ -142,7 +142,7 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], workers: Sequence[st
     if found is None and name in workers:
         raise InputError(f"{name!r} is a worker, not a run: farflung status shows the workers, farflung logs {name} its log")
     if found is None:
-        known = ", ".join(str(run["run"]) for run in runs[-8:]) or "none"
+        known = ", ".join(f"{run['run']} ({run['job']})" for run in runs[-8:]) or "none"
         raise InputError(f"there is no run {name!r}; known runs: {known}")
     if as_json:
         typer.echo(json.dumps(found, indent=1))

@@ -29,9 +29,9 @@ from farflung.messages.submission import Bundle
 from farflung.telemetry.records import RunResult, StepRecord
 from farflung.telemetry.terminal import terminal
 from farflung.thread_group import ThreadGroup
-from farflung.units import Seconds
+from farflung.units import Seconds, counted
 
-__all__ = ["register"]
+__all__ = ["TimeLimit", "register"]
 
 #: Seconds for the whole command, and what is kept of them for starting, evaluating, writing text and reports.
 WHOLE_SECONDS, RESERVED_SECONDS = 170.0, 35.0
@@ -204,23 +204,20 @@ class _Demo:
         job = demo_job(run, quick=self._quick)
         generated = self._captured.generate_graph if run.text else None
         bundle = replace(self._captured, run=new_id("run"), job=job, generate_graph=generated)
-        say(
-            self._console,
-            f"\n{index + 1} of {len(runs)}: {run.label}, {run.steps} steps in {limit * run.patience:.0f} s at most",
-            "bold",
-        )
+        bound = f" in {limit * run.patience:.0f} s at most" if run.steps > run.least else ""
+        say(self._console, f"\n{index + 1} of {len(runs)}: {run.label}, {counted(run.steps, 'step')}{bound}", "bold")
         folder = Path(client.submit(bundle)["folder"])
         view = RunView(run.label, plan=index == 0)
-        with _Limit(client, bundle.run, limit * run.patience, self._children.check) as bound:
+        with TimeLimit(client, bundle.run, limit * run.patience, self._children.check, run.least) as guard:
 
             def on_step(record: StepRecord) -> None:
-                bound.on_step(record)
+                guard.on_step(record)
                 if run.victim in self._children.pids and record.step + 1 >= run.death:
                     self._kill(run.victim, view)
 
             result = show_run(client, bundle.run, console=self._console, view=view, on_step=on_step)
         self._children.check()  # a run that waits for a worker that is dead was ended for that
-        if bound.reached:
+        if guard.reached:
             say(self._console, f"its time was up: {Seconds(limit * run.patience)}, its share of the demo; that is why it stopped")
         self._step_seconds.append(view.usual)
         return _Done(run.label, folder, result)
@@ -252,24 +249,26 @@ class _Demo:
         page = compare_report([one.folder for one in done], [one.label for one in done], self._place / "report.html")
         say(self._console, f"\nthe whole demo took {self._clock()}")
         say(self._console, "\nWhat happened, and what to do next:", "bold")
-        say(self._console, last_lines(comparison, runs, page, done[-1].folder))
+        say(self._console, last_lines(comparison, runs, page, [one.folder for one in done]))
         places = {"folder": str(self._place), "report": str(page), "seconds": float(self._clock())}
         return places | demo_facts(comparison, runs, [one.folder for one in done])
 
 
-class _Limit:
+class TimeLimit:
     """Ends a run that takes too long: after a step when ``seconds`` have passed, at once when even that does not come.
+
+    ``least``: steps that the run makes in any case.
 
     Also one that waits for a process that has died: ``alive`` raises then. (If the run has begun, the broker ends it itself.)
     """
 
-    def __init__(self, client: Client, run: str, seconds: float, alive: Callable[[], None]) -> None:
-        self._client, self._run, self._seconds, self._alive = client, run, seconds, alive
+    def __init__(self, client: Client, run: str, seconds: float, alive: Callable[[], None], least: int) -> None:
+        self._client, self._run, self._seconds, self._alive, self._least = client, run, seconds, alive, least
         self.reached = False
         self._over = threading.Event()
         self._threads = ThreadGroup()
 
-    def __enter__(self) -> _Limit:
+    def __enter__(self) -> TimeLimit:
         latest = _START_SECONDS + self._seconds + _GRACE
         self._threads.spawn("demo-guard", self._watch)
         self._threads.later(latest, "demo-abort", self._abort)
@@ -283,7 +282,7 @@ class _Limit:
 
     def on_step(self, record: StepRecord) -> None:
         """Ask for the end when the time is over."""
-        if record.elapsed > self._seconds and not self.reached:
+        if record.elapsed > self._seconds and record.step + 1 >= self._least and not self.reached:
             self.reached = True
             self._client.stop(self._run)
 

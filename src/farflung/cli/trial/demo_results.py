@@ -34,6 +34,8 @@ class Outcome:
     seconds: float
     reached: float | None
     matched: float | None
+    #: Whether the run ended before its last step.
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def _outcome(run: Run, common: float | None, base: float | None, slow: tuple[int
         seconds=run.seconds,
         reached=_time_to(run, common),
         matched=_time_to(run, base),
+        stopped=run.result is not None and run.result.status == "stopped",
     )
 
 
@@ -137,7 +140,11 @@ def explanation(comparison: Comparison) -> str:
         f"to {comparison.common:.2f}: time to the lowest loss that every run reached.",
         f"to {comparison.base:.2f}: time to the lowest loss of {first.label}; - : never reached.",
     ]
-    if best is first:
+    if stopped := [one.label for one in found if one.stopped]:
+        lines.append(
+            f"The time of {' and '.join(stopped)} was up before the last step: runs this short show no order of the codecs."
+        )
+    elif best is first:
         lines.append(f"{first.label} was the first at its own loss: no other setting was worth its error here.")
     elif first.matched is not None and best.matched:
         times = first.matched / best.matched

@@ -27,6 +27,8 @@ VICTIM = "west-1"
 _SEED = 1
 #: Steps get slower than expected where a machine is not equally busy all the time.
 _MARGIN = 1.25
+#: A run that loses a worker makes so many steps however slow the machine is: some before the loss, and some after it.
+_LEAST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,12 @@ class DemoRun:
         if not self.text or not before or not before[-1] > 0:
             return self
         expected = _MARGIN * max(before[-1], before[0] / 6)
-        return replace(self, steps=max(1, min(self.steps, int(limit / expected))))
+        return replace(self, steps=max(self.least, min(self.steps, int(limit / expected))))
+
+    @property
+    def least(self) -> int:
+        """The number of steps that the run makes however long they take."""
+        return min(self.steps, _LEAST) if self.victim else 1
 
     @property
     def patience(self) -> float:

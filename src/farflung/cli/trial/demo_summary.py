@@ -58,15 +58,17 @@ def _steps(records: Sequence[StepRecord]) -> str:
     return f"{numbers}, {median} per step{expected}, loss {records[-1].loss:.2f} at the end"
 
 
-def last_lines(comparison: Comparison, runs: Sequence[Run], page: Path, folder: Path) -> str:
+def last_lines(comparison: Comparison, runs: Sequence[Run], page: Path, folders: Sequence[Path]) -> str:
     """What happened and what to do next, for somebody who has read nothing else.
 
-    ``page`` is the report that compares the runs, ``folder`` the folder of the last run.
+    ``page`` is the report that compares the runs, which are in ``folders``.
     """
+    _, folder = max(zip(runs, folders, strict=True), key=lambda one: len(one[0].steps))
     workers = counted(len(runs[0].plan.devices), "worker process", "worker processes")
     lines = [f"- {workers} trained the same model {len(runs)} times over a slow link, each time with another codec."]
     best, first = best_of(comparison), comparison.outcomes[0] if comparison.outcomes else None
-    if best is not None and first is not None and best is not first and best.matched and first.matched:
+    whole = not any(one.stopped for one in comparison.outcomes)
+    if whole and best is not None and first is not None and best is not first and best.matched and first.matched:
         lines.append(f"- {best.label} reached the loss of {first.label} {first.matched / best.matched:.1f} times sooner.")
     for run in runs:
         if run.recoveries:

@@ -45,7 +45,8 @@ def load_states(module: nn.Module, aliases: Aliases, states: Mapping[str, Array]
     """Copy ``states`` into the parameters and buffers of ``module``, in place. Nothing is written if something does not fit.
 
     Device and element type of the module's tensors stay. With ``strict`` the module and the training must have the same
-    parameters and persistent buffers. States that training never reads keep the values of the module.
+    parameters and persistent buffers. Shapes must agree without it, too. States that training never reads keep the module's
+    values.
 
     Raises:
         InputError: names or shapes differ, or a tensor of the module has no memory (meta device). The text lists them.
@@ -66,7 +67,8 @@ def load_states(module: nn.Module, aliases: Aliases, states: Mapping[str, Array]
     ]
     if wrong:
         raise InputError(
-            f"the result does not fit this module: {_listed(wrong)}; pass a module with the trained module's settings"
+            f"the result does not fit this module: {_listed(wrong)}. Shapes must agree, also with strict=False: pass a module "
+            "with the trained module's settings, or copy what fits from result.tensors() yourself"
         )
     empty = [repr(name) for name in sorted(shared) if held[name].is_meta]
     if empty:

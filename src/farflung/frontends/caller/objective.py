@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,9 @@ class Objective:
         for name in given:
             scored = given[name] if isinstance(given, Mapping) else METRICS.get(name) if isinstance(name, str) else None
             if scored is None:
-                raise InputError(f"unknown metric {name!r:.80}: known are {', '.join(METRICS)}; or pass functions by name")
+                close = difflib.get_close_matches(str(name), METRICS, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise InputError(f"unknown metric {name!r:.80}: {hint}known are {', '.join(METRICS)}; or pass functions by name")
             if isinstance(scored, type):
                 raise InputError(f"metrics[{name!r:.80}]={scored.__name__} is a class: pass an instance, {scored.__name__}()")
             if not callable(scored) or not str(name).isidentifier() or name in ("loss", "correct"):

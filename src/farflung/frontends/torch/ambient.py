@@ -14,6 +14,7 @@ from torch import nn
 
 from farflung.errors import CaptureError, InputError
 from farflung.frontends.torch.capture import capture
+from farflung.frontends.torch.model_warnings import shown_warnings
 from farflung.frontends.torch.recorder import Recording, record, record_initializers
 from farflung.graph.ir import Graph, StateKind
 
@@ -29,6 +30,15 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
+_FLOATS = {"float16", "bfloat16", "float32", "float64"}
+#: Words of an error of PyTorch -> the remedy.
+_REMEDIES = {
+    "gather(): Expected dtype int": "classes of a target must be integers, so let {giver} return the target as .long()",
+    "must have same reduction dim": "change the batch, or the sizes of the model's layers",
+    "shapes cannot be multiplied": "change the batch, or the sizes of the model's layers",
+    "to match target batch_size": "outputs and target must have the same number of samples, so change the model or the batch",
+}
 
 
 def intra_op_threads() -> int:
@@ -89,6 +99,8 @@ class Example:
 def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Example, evaluation: Example | None = None) -> Trainee:
     """Capture ``module`` for training on batches like ``batch`` and, if given, for evaluation on batches like ``evaluation``.
 
+    Warnings of the module's own code are shown, once each.
+
     Raises:
         InputError: the batch is not what the module's forward takes; the text names what gave it.
         CaptureError: the module can't become a graph, or some of its weights are on the meta device and some are not.
@@ -104,10 +116,10 @@ def capture_trainee(module: nn.Module | Callable[[], nn.Module], batch: Example,
             )
         if any(on_meta):
             source = record_initializers(source)
-    graph = _captured(source, built, batch)
-    side = None
-    if evaluation is not None:
-        side = _captured(source, built, evaluation, "eval")
+    with shown_warnings():
+        graph = _captured(source, built, batch)
+        side = None if evaluation is None else _captured(source, built, evaluation, "eval")
+    if side is not None:
         _check_evaluation(graph, side)
     return Trainee(
         module=built, graph=graph, states=module_states(source, graph) if isinstance(source, nn.Module) else {}, evaluation=side
@@ -139,22 +151,38 @@ def _captured(source: nn.Module | Recording, module: nn.Module, given: Example, 
             raise
         weights = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
         shown = {name: (str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in arguments.items()}
-        raise CaptureError(f"{error}; {describe_batch(weights, shown, origin)}") from error
+        raise CaptureError(f"{error}; {describe_batch(weights, shown, origin, str(error))}") from error
 
 
 def describe_batch(
-    weights: Collection[str], given: Mapping[str, tuple[str, tuple[int, ...]]], origin: str = "batch_fn(0, 0)"
+    weights: Collection[str],
+    given: Mapping[str, tuple[str, tuple[int, ...]]],
+    origin: str = "batch_fn(0, 0)",
+    failure: str = "",
 ) -> str:
     """What the first batch of ``origin`` was (name -> element type and shape), for errors that it may have caused.
 
-    With a remedy, if it is float64 (what NumPy makes by itself) and the ``weights`` (element types) are not.
+    With a remedy, if the batch has another floating type than the ``weights`` (element types), or if ``failure``, the text of
+    the error, is a known one.
     """
-    wide = [name for name, (dtype, _) in given.items() if dtype == "float64"]
     text = f"{origin} returned " + ", ".join(f"{name} {dtype} {list(shape)}" for name, (dtype, shape) in given.items())
-    if not wide or not weights or "float64" in weights:
-        return text
-    kind, giver = min(weights), origin.partition(" of ")[2] or origin.partition("(")[0]  # "batch 3 of data", or "batch_fn(1, 1)"
-    return f"{text}: the weights are {kind}, so let {giver} return .astype({kind!r}) (NumPy) or .to(torch.{kind})"
+    giver = origin.partition(" of ")[2] or origin.partition("(")[0]  # "batch 3 of data", or "batch_fn(1, 1)"
+    remedy = _type_remedy(_FLOATS & set(weights), {dtype for dtype, _ in given.values()}, giver, failure)
+    remedy = remedy or next((known for words, known in _REMEDIES.items() if words in failure), "")
+    return f"{text}: {remedy.format(giver=giver)}" if remedy else text
+
+
+def _type_remedy(weights: set[str], given: set[str], giver: str, failure: str) -> str:
+    if not weights:
+        return ""
+    kind = min(weights)
+    if (given & _FLOATS) - weights:
+        numpy = "" if kind == "bfloat16" else f".astype({kind!r}) (NumPy) or "
+        model = "" if kind == "float32" else "call model.float(), or "
+        return f"the weights are {kind}, so {model}let {giver} return {numpy}.to(torch.{kind})"
+    if "same dtype" in failure and given - _FLOATS:
+        return f"the weights are {kind}, so let {giver} return inputs that are no indices as .to(torch.{kind})"
+    return ""
 
 
 def _arguments(module: nn.Module, example: Any, origin: str) -> dict[str, Any]:
@@ -178,9 +206,26 @@ def _arguments(module: nn.Module, example: Any, origin: str) -> dict[str, Any]:
         takes = ", ".join(signature.parameters) or "nothing"
         raise InputError(
             f"{origin} returned {len(named)} values ({', '.join(named)}), and {type(module).__name__}.forward takes "
-            f"{takes}: {error}; {rule}"
+            f"{takes}: {error}; {_missing_loss(module, signature, example) or rule}"
         ) from None
     return {name: value for name, value in bound.arguments.items() if isinstance(value, (torch.Tensor, np.ndarray))}
+
+
+def _missing_loss(module: nn.Module, signature: inspect.Signature, example: Any) -> str:
+    """The remedy for a forgotten loss: without one of its values, the batch fits the forward ("": another error)."""
+    if "forward" in vars(module):  # the loss is in this forward
+        return ""
+    names = [name for name in example if name not in signature.parameters] if isinstance(example, Mapping) else ["the last value"]
+    if len(names) != 1 or len(example) < 2:
+        return ""
+    try:
+        if isinstance(example, Mapping):
+            signature.bind(**{name: value for name, value in example.items() if name != names[0]})
+        else:
+            signature.bind(*example[:-1])
+    except TypeError:
+        return ""
+    return f"if {names[0]} is the target, pass loss=..., such as loss=torch.nn.functional.cross_entropy"
 
 
 def module_states(module: nn.Module, graph: Graph) -> dict[str, Array]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from farflung.frontends.torch.checks.data_dependence import data_dependence, no_
 from farflung.frontends.torch.checks.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.fresh_parameters import FreshParameters
 from farflung.frontends.torch.functions import Backward, Functions
+from farflung.frontends.torch.model_warnings import recorded_warnings
 from farflung.frontends.torch.opaque import opaque_calls
 from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
@@ -159,7 +159,9 @@ def _untraceable(error: Exception) -> str:
     place = user_line(error.__traceback__)
     at = "" if place is None else f" at {place[0]}" + (f" ({place[1]})" if place[1] else "")
     remedy = f": {_CONVERTS}" if "Couldn't swap" in str(error) else ""
-    return f"torch.export can't trace the module{at}: {type(error).__name__}: {first_line(error)}{remedy}"
+    text = first_line(error)
+    text = text if text.endswith("...") else text.removesuffix(".")
+    return f"torch.export can't trace the module{at}: {type(error).__name__}: {text}{remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def run_export(module: nn.Module, example: Example, branches: MaskBranches | Non
 
     with (
         translated(describe, chained=False),  # torch's part of the chain has hundreds of lines
-        warnings.catch_warnings(),
+        recorded_warnings(),
         _quiet(),
         watch.installed(),
         eager_masks(),
@@ -211,5 +213,4 @@ def run_export(module: nn.Module, example: Example, branches: MaskBranches | Non
         no_symbols(),
         branches or nullcontext(),
     ):
-        warnings.simplefilter("ignore")
         return refuse_frozen_random(module, export)

@@ -195,6 +195,12 @@ def _unrecordable(error: Exception) -> Exception:
             "the factory makes a lazy layer, which has no shape before the first forward: give the layer its sizes, or call the "
             "module once on a batch and pass the module itself"
         )
+    if isinstance(error, TypeError) and "required positional argument" in str(error):
+        owner = str(error).partition(".")[0].partition("(")[0]
+        return CaptureError(
+            f"the function that makes the model lacks arguments: {first_line(error)}; pass a module, or a function without "
+            f"parameters, as in lambda: {owner}(...) with all arguments"
+        )
     return CaptureError(
         f"the factory can't run without memory: {type(error).__name__}: {first_line(error)}; initialise with torch.nn.init, "
         "without looking at values, or pass a module with real weights"

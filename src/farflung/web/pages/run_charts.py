@@ -87,7 +87,7 @@ class RunChart:
         self._evaluated = [_evaluations(run) for run in evaluations]
         data = [*(self._first(i, count) for i, (_, count) in enumerate(self._shown)), *self._points()]
         looks = [*(line for _, line, _ in lines), *names]
-        self.chart = LineChart(label, looks, data, x=axis, unit=unit, zero=zero)
+        self._chart = LineChart(label, looks, data, x=axis, unit=unit, zero=zero)
 
     def update(self) -> None:
         """Send new points; all points if rows were removed after a loss."""
@@ -99,10 +99,10 @@ class RunChart:
         anew = any(old[0] != new[0] or new[1] < old[1] for old, new in zip(before, now, strict=True))
         if anew or evaluated != self._evaluated:
             self._evaluated = evaluated
-            self.chart.show([*(self._first(i, count) for i, (_, count) in enumerate(now)), *self._points()])
+            self._chart.show([*(self._first(i, count) for i, (_, count) in enumerate(now)), *self._points()])
         else:
             rows = [self._rows(i, range(old[1], new[1])) for i, (old, new) in enumerate(zip(before, now, strict=True))]
-            self.chart.append([*rows, *([] for _ in self._evaluations)])
+            self._chart.append([*rows, *([] for _ in self._evaluations)])
 
     def _first(self, number: int, count: int) -> Points:
         run, _, value = self._lines[number]

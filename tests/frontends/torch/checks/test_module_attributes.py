@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from farflung import train
 from farflung.api import capture
-from farflung.errors import CaptureError
+from farflung.errors import CaptureError, TrainingError
 
 
 class Part(nn.Module):
@@ -258,3 +258,16 @@ def test_what_did_not_change_is_left_alone() -> None:
     module = Configured()
     capture(module, (torch.zeros(1, 2),))
     assert module.settings == {"size": 2}
+
+
+class NotANumber(nn.LSTM):
+    """An export changes the list of weights of an LSTM, and NaN is not equal to itself."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        result: Tensor = super().forward(x)[0].sum() * float("nan")
+        return result
+
+
+def test_a_constant_that_is_no_number_changes_nothing() -> None:
+    with pytest.raises(TrainingError, match="not a finite number"):
+        train(NotANumber(3, 4), lambda step, index: (torch.zeros(2, 5, 3),), steps=1)
