@@ -33,6 +33,12 @@ OFFLINE = (
 PRICED = 'farflung simulate plan.json --prices prices.toml --mtbf "6 h"'
 #: Drawn after the machines of the page, which are planned with first.
 DRAWN = "farflung plan job.toml --topology home-lab --explain --draw plan.html"
+#: Those of the tutorial on a cluster.
+TUTORIAL = (
+    "farflung plan job.toml --topology machines.toml --explain --draw plan.html",
+    'farflung plan job.toml --topology machines.toml --what-if "add 1 like east-0" --what-if "double east west"',
+    "farflung plan job.toml --topology machines.toml --json > plan.json",
+)
 #: Those of a worker's owner, on its machine.
 OWNER = (
     "farflung pause",
@@ -152,7 +158,7 @@ def a_job(steps: int, data: dict[str, str], **plan: bool | str) -> str:
 
 
 def test_every_command_is_run_somewhere() -> None:
-    assert {line for _, line in CASES} == {*OFFLINE, PRICED, DRAWN, *VOLUNTEERS, *OWNER, *CLUSTER, *ELSEWHERE}
+    assert {line for _, line in CASES} == {*OFFLINE, PRICED, DRAWN, *TUTORIAL, *VOLUNTEERS, *OWNER, *CLUSTER, *ELSEWHERE}
     for name in ELSEWHERE.values():
         text = (DOCS.parent / "tests" / name).read_text(encoding="utf-8")
         known = (
@@ -224,7 +230,7 @@ def test_plans_and_simulations_by_the_pages(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_cluster_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its three files give the output that the page shows, and a price."""
     page = "tutorials/evaluate-a-cluster.md"
@@ -244,7 +250,12 @@ def test_the_cluster_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyP
     out = typed(OFFLINE[0])
     (shown,) = [text for _, text in blocks if text.startswith("predicted step")]
     assert out.startswith(shown)
-    (tmp_path / "plan.json").write_text(typed(f"{OFFLINE[0]} --json"))
+    explained, asked, planned = (typed(line.partition(" > ")[0]) for line in TUTORIAL)
+    assert "bottleneck" in explained
+    assert "<svg" in (tmp_path / "plan.html").read_text()
+    for question in ("add 1 like east-0", "double east west"):
+        assert re.search(rf"^{question} +\S+", asked, flags=re.MULTILINE)
+    (tmp_path / "plan.json").write_text(planned)
     assert re.search(r"^cost of 1 step: .* USD", typed(PRICED), flags=re.MULTILINE)
 
 
