@@ -217,9 +217,10 @@ class IsolatedEngine:
 
     def open(self, subgraph: SubGraph, settings: EngineSettings, share: StageRunner | None = None) -> IsolatedRunner:
         """A runner in a process of its own, or in that of ``share``."""
-        attempt = share.attempt if isinstance(share, IsolatedRunner) else self.attempt(settings.device, 0)
-        assert isinstance(attempt, AttemptEngine)  # each runner is opened by one
-        return attempt.open(subgraph, settings, share)
+        if isinstance(share, IsolatedRunner):
+            assert isinstance(share.attempt, AttemptEngine)  # each runner is opened by one
+            return share.attempt.open(subgraph, settings, share)
+        return self.attempt(settings.device, 0).open(subgraph, settings)
 
     def verify(self, graph: Graph) -> None:
         """See ``Engine``."""
