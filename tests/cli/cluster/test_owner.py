@@ -237,7 +237,12 @@ def test_limits_are_those_of_a_worker_of_this_machine(home: Path, capsys: pytest
         2,
         "farflung: you run no worker on this machine: name the one that will join from here, farflung limit NAME\n",
     )
-    assert run(capsys, "limit", "attic", "--memory", "4 GB")[:2] == (0, "attic: memory 4 GB\n")
+    note = "no worker 'attic' has joined from this machine yet: the limits hold when one does\n"
+    assert run(capsys, "limit", "attic", "--memory", "4 GB") == (0, "attic: memory 4 GB\n", note)
+    assert run(capsys, "limit", "attic", "--memory", "5 GB") == (0, "attic: memory 5 GB\n", "")
+    assert run(capsys, "limit", "atic", "--memory", "4 GB")[2] == note.replace("attic", "atic").replace(
+        "yet", "yet (known here: attic)"
+    )
 
 
 def test_a_worker_elsewhere_is_told_through_the_broker(

@@ -78,15 +78,18 @@ def limit(
     as_json: JsonOption = False,
 ) -> None:
     """Limit what a worker on this machine may use. The limits survive a restart of the worker."""
-    from farflung.worker.owner_limits import OwnerLimitsFile
+    from farflung.worker.owner_limits import OwnerLimitsFile, known_workers
 
     changes: dict[str, object] = {} if hours is None else {"hours": hours}
     if memory is not None:
         changes["memory"] = float(quantity(Bytes, memory, "--memory")) if memory else None
     if bandwidth is not None:
         changes["bandwidth"] = float(quantity(BytesPerSecond, bandwidth, "--bandwidth")) if bandwidth else None
-    chosen = name or _only("limit")
+    chosen, here = name or _only("limit"), [one.name for one in known_workers(members_folder())]
     limits = OwnerLimitsFile(members_folder(), chosen).change(**changes)
+    if chosen not in here:
+        known = f" (known here: {', '.join(here)})" if here else ""
+        typer.echo(f"no worker {chosen!r} has joined from this machine yet{known}: the limits hold when one does", err=True)
     answer(f"{chosen}: {limits}", {"worker": chosen, **asdict(limits)}, as_json=as_json)
 
 
