@@ -65,17 +65,18 @@ def test_a_run_resumes_at_the_exact_sample_with_other_workers(seed: int, data: d
 
 
 def test_the_job_of_the_page(tmp_path: Path) -> None:
-    """The second block of docs/jobs.md, for two steps."""
+    """The first job of docs/jobs.md that trains on a dataset, for two steps."""
     import datasets
 
     page = Path(__file__).resolve().parents[3] / "docs/jobs.md"
-    block = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)[1]
+    blocks = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+    block = next(one for one in blocks if "model" in one and one["data"]["kind"] == "dataset")
     tokenizer_folder(tmp_path / "tokenizer")
     write_rows(tmp_path / "chats.jsonl", [chat("what?", "that", "why?", str(i)) for i in range(200)])
     (tmp_path / "books").mkdir()
     datasets.Dataset.from_dict({"text": [f"a book of {i} words" * 9 for i in range(50)]}).to_parquet(tmp_path / "books/a.parquet")
     with Loopback(tmp_path, 2) as cluster:
-        found = cluster.run(make_job({**tomllib.loads(block), "steps": 2}))
+        found = cluster.run(make_job({**block, "steps": 2}))
     assert found.result.status == "finished", found.result.cause
     assert found.steps[0].tokens == 8 * 256
 
