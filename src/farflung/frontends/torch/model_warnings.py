@@ -26,8 +26,8 @@ _TRACED = "<eval_with_key>"
 _MADE_UP = (_TRACED, "<string>")
 
 #: Category, text, file and line of each warning, in order, once each.
-_Heard = dict[tuple[type[Warning], str, str, int], None]
-_HEARD: ContextVar[_Heard | None] = ContextVar("heard", default=None)
+_Recorded = dict[tuple[type[Warning], str, str, int], None]
+_RECORDED: ContextVar[_Recorded | None] = ContextVar("recorded", default=None)
 
 
 @contextmanager
@@ -36,22 +36,22 @@ def shown_warnings() -> Iterator[None]:
 
     A warning of a line of PyTorch or farflung that calls a layer or the loss has the line of the user's code instead.
     """
-    heard: _Heard = {}
-    token = _HEARD.set(heard)
+    recorded: _Recorded = {}
+    token = _RECORDED.set(recorded)
     try:
         yield
     finally:
-        _HEARD.reset(token)
-    for category, text, file, line in heard:
+        _RECORDED.reset(token)
+    for category, text, file, line in recorded:
         warnings.warn_explicit(text, category, file, line)
 
 
 @contextmanager
 def recorded_warnings() -> Iterator[None]:
     """Show no warning of the block, and leave those of models to ``shown_warnings`` around the block."""
-    heard = _HEARD.get()
+    recorded = _RECORDED.get()
 
-    def hear(
+    def record(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -61,15 +61,15 @@ def recorded_warnings() -> Iterator[None]:
     ) -> None:
         del file, line
         frame = _outside(sys._getframe(1), (warnings.__file__,))
-        if heard is not None and _is_model(frame.f_code.co_filename):
+        if recorded is not None and _is_model(frame.f_code.co_filename):
             if filename.startswith((_TORCH, _FARFLUNG)) and not filename.startswith(_LAYERS):
                 frame = _outside(frame, (_TORCH, _FARFLUNG, *_MADE_UP))
                 filename, lineno = frame.f_code.co_filename, frame.f_lineno
-            heard[category, str(message), filename, lineno] = None
+            recorded[category, str(message), filename, lineno] = None
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if heard is None else "always")
-        warnings.showwarning = hear  # ``catch_warnings`` sets it back
+        warnings.simplefilter("ignore" if recorded is None else "always")
+        warnings.showwarning = record  # ``catch_warnings`` sets it back
         yield
 
 
