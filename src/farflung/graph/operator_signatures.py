@@ -238,9 +238,9 @@ SIGNATURES = """
 (Tensor self, Tensor?[] indices, Tensor values, bool accumulate=)
     index_put.default
 (Tensor self, float lambd=, *, Generator? generator=)
-    exponential_.default
+    exponential.default exponential_.default
 (Tensor self, float p, *, Generator? generator=)
-    bernoulli.p geometric_.default
+    bernoulli.p geometric.default geometric_.default
 (Tensor self, float p=, *, Generator? generator=)
     bernoulli_.float
 (Tensor self, float? nan=, float? posinf=, float? neginf=)
@@ -297,10 +297,20 @@ SIGNATURES = """
     kl_div.default
 (Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=)
     addcdiv.default addcdiv_.default addcmul.default addcmul_.default
+(Tensor self, float median=, float sigma=, *, Generator? generator=)
+    cauchy.default
+(Tensor self, int num_samples, bool replacement=, *, Generator? generator=)
+    multinomial.default
+(Tensor mean, float std=, *, Generator? generator=)
+    normal.Tensor_float
+(float mean, Tensor std, *, Generator? generator=)
+    normal.float_Tensor
+(Tensor self, Generator? generator=)
+    poisson.default
 (Tensor self, float from=, float to=, *, Generator? generator=)
-    uniform_.default
+    uniform.default uniform_.default
 (Tensor self, float mean=, float std=, *, Generator? generator=)
-    log_normal_.default normal_.default
+    log_normal.default log_normal_.default normal_.default normal_functional.default
 (Tensor self, int dim, Tensor index, *, bool sparse_grad=)
     gather.default
 (Tensor self, int dim, bool keepdim=, *, ScalarType? dtype=)

@@ -73,20 +73,30 @@ arange.start: create ni
 arange.start_step: create ni
 bernoulli.default: create rni
 bernoulli.p: create rni
+cauchy.default: create rn
 empty.memory_format: create nI
 empty_like.default: create nI
+exponential.default: create rn
 eye.default: create ni
 eye.m: create ni
 full.default: create ni
 full_like.default: create ni
+geometric.default: create rn
 linspace.default: create ni
+log_normal.default: create rn
+multinomial.default: create rn
 new_empty.default: create nI
 new_full.default: create ni
 new_ones.default: create ni
 new_zeros.default: create ni
+normal.Tensor_Tensor: create rni
+normal.Tensor_float: create rn
+normal.float_Tensor: create rn
+normal_functional.default: create rn
 one_hot.default: create n
 ones.default: create ni
 ones_like.default: create ni
+poisson.default: create rn
 rand.default: create rni
 rand_like.default: create rni
 randint.default: create rni
@@ -95,6 +105,7 @@ randn.default: create rni
 randn_like.default: create rni
 randperm.default: create rni
 scalar_tensor.default: create ni
+uniform.default: create rn
 zeros.default: create ni
 zeros_like.default: create ni
 """
@@ -416,7 +427,6 @@ masked_fill_.Scalar: elementwise nIp
 mul_.Scalar: elementwise nIp
 mul_.Tensor: elementwise nIp
 neg_.default: elementwise nIp
-normal.Tensor_Tensor: create nrI
 normal.float_float: create nrI
 normal_.default: create nrIp
 pow_.Scalar: elementwise nIp

@@ -382,13 +382,17 @@ class _Leaves:
 
 def _mode(leaves: _Leaves) -> Any:
     """A mode in which the n-th function that takes a parameter takes its n-th leaf instead."""
+    from torch import Size
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_map
+
+    def is_size(item: Any) -> bool:
+        return isinstance(item, Size)  # stays one: ``Tensor.new`` takes a plain tuple for values
 
     class Uses(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             chosen: dict[int, Any] = {}
-            args, kwargs = tree_map(lambda item: leaves.swap(item, chosen), (args, kwargs or {}))
+            args, kwargs = tree_map(lambda item: leaves.swap(item, chosen), (args, kwargs or {}), is_leaf=is_size)
             return func(*args, **kwargs)
 
     return Uses()

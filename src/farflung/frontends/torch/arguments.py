@@ -238,6 +238,9 @@ _SPECIAL: dict[str, _SpecialCase] = {
     "aten.fill_.Scalar": lambda node, given, _: Call("aten.full_like.default", (node.args[0], given["value"]), {}),
     "aten.zero_.default": lambda node, given, _: Call("aten.zeros_like.default", (node.args[0],), {}),
     "aten.bernoulli_.float": lambda node, given, _: Call("aten.bernoulli.p", (node.args[0], given.get("p", 0.5)), {}, 1),
+    "aten.normal_.default": lambda node, given, _: Call(
+        "aten.normal_functional.default", (node.args[0], given.get("mean", 0.0), given.get("std", 1.0)), {}, 1
+    ),
 }
 
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import TypeAlias
 
+from torch.distributions import Distribution
+
 from farflung.frontends.torch.checks.data_dependence import DataCheck, data_check
 
 __all__ = ["data_asserts"]
@@ -26,8 +28,8 @@ def data_asserts() -> Iterator[Callable[[BaseException], bool]]:
     """Yield a function that takes the error of a trace and returns whether a new trace may get further.
 
     It does if the error comes from a statement that only checks data (see ``data_check``). The function with that statement
-    then goes without it and without its ``assert`` statements. Replaces code of functions for the whole process: hold
-    ``exporting.PATCHES``.
+    then goes without it and without its ``assert`` statements. Distributions of PyTorch do not check their parameters. Replaces
+    code of functions for the whole process: hold ``exporting.PATCHES``.
     """
     changed: list[tuple[FunctionType, CodeType]] = []
     dropped: dict[_Function, set[int]] = {}
@@ -43,9 +45,12 @@ def data_asserts() -> Iterator[Callable[[BaseException], bool]]:
             user.__code__ = without
         return bool(users)
 
+    checked = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
     try:
         yield leave_out
     finally:
+        Distribution.set_default_validate_args(checked)
         for function, code in reversed(changed):
             function.__code__ = code
 
