@@ -15,7 +15,7 @@ from farflung.engines.base import Array
 from farflung.errors import ConnectionLost, WireError
 from farflung.messages.array_stream import PIECE_BYTES, tensor_pieces
 from farflung.messages.commands import LiveStart
-from farflung.messages.data import LentEnd, LentPiece
+from farflung.messages.data import LentPiece
 from farflung.step.inbox import Inbox
 from farflung.step.stages.state_copies import most_state_bytes, most_state_tensors
 from farflung.step.stages.state_hashes import state_hashes
@@ -53,8 +53,8 @@ class Fetching:
 def test_states_of_a_peer_are_put_together() -> None:
     fetching = Fetching()
     for piece in pieces(arrays()):
-        fetching.fetch.receive("b", piece, fetching.inbox)
-    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+        fetching.fetch.receive("b", piece)
+    fetching.fetch.complete("b", fetching.inbox)
     fetching.done.result(PATIENCE)
     found = fetching.fetch.states([*NAMES, "other"])
     assert found.keys() == set(NAMES)
@@ -66,8 +66,8 @@ def test_a_state_that_nobody_has_is_an_error() -> None:
     fetching = Fetching()
     lacking = dict(list(arrays().items())[1:])
     for piece in pieces(lacking):
-        fetching.fetch.receive("b", piece, fetching.inbox)
-    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+        fetching.fetch.receive("b", piece)
+    fetching.fetch.complete("b", fetching.inbox)
     with pytest.raises(ConnectionLost, match=f"no worker has retained '{next(iter(NAMES))}' after 7 steps"):
         fetching.done.result(PATIENCE)
 
@@ -75,11 +75,11 @@ def test_a_state_that_nobody_has_is_an_error() -> None:
 def test_a_peer_sends_no_more_than_the_states_can_have() -> None:
     fetching = Fetching()
     with pytest.raises(WireError, match="c was not asked for states of run r; they are refused"):
-        fetching.fetch.receive("c", pieces(arrays())[0], fetching.inbox)
+        fetching.fetch.receive("c", pieces(arrays())[0])
     (large,) = pieces({next(iter(NAMES)): np.zeros(1 << 18, np.float32)})
-    fetching.fetch.receive("b", large, fetching.inbox)
+    fetching.fetch.receive("b", large)
     with pytest.raises(WireError, match=r"b sends more than .* bytes of states, which is more than those have"):
-        fetching.fetch.receive("b", large, fetching.inbox)
+        fetching.fetch.receive("b", large)
     fetching.inbox.abort(WireError("over"))
     with pytest.raises(WireError, match="over"):
         fetching.done.result(PATIENCE)
@@ -90,9 +90,9 @@ def test_a_peer_sends_no_more_pieces_than_the_states_can_have() -> None:
     (empty,) = pieces({next(iter(NAMES)): np.zeros(0, np.float32)})
     most = most_state_tensors(NAMES) + most_state_bytes(SETUP, NAMES) // PIECE_BYTES
     for _ in range(most):
-        fetching.fetch.receive("b", replace(empty, last=False), fetching.inbox)
+        fetching.fetch.receive("b", replace(empty, last=False))
     with pytest.raises(WireError, match=rf"b sends more than {most} pieces of states, which is more than those have"):
-        fetching.fetch.receive("b", empty, fetching.inbox)
+        fetching.fetch.receive("b", empty)
     fetching.inbox.abort(WireError("over"))
     with pytest.raises(WireError, match="over"):
         fetching.done.result(PATIENCE)
@@ -103,8 +103,8 @@ def test_a_copy_is_compared_with_the_hash_of_its_owner(*, honest: bool) -> None:
     right = arrays()
     fetching = Fetching(state_hashes(right))
     for piece in pieces(right if honest else {**right, NAMES[0]: right[NAMES[0]] + 1}):
-        fetching.fetch.receive("b", piece, fetching.inbox)
-    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+        fetching.fetch.receive("b", piece)
+    fetching.fetch.complete("b", fetching.inbox)
     if honest:
         fetching.done.result(PATIENCE)
         return

@@ -7,7 +7,9 @@ from contextlib import suppress
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
+from farflung.broker.planning.planned import Planned
 from farflung.broker.progress import Progress
+from farflung.broker.records.run_store import RunStore
 from farflung.broker.run_table import RunTable
 from farflung.clock import MonotonicClock
 from farflung.errors import FarflungError
@@ -48,7 +50,7 @@ class RunRecorder:
         """
         live.records.unwritten.put(record)
         if (bundle := live.submission.bundle) is not None and not live.store.folder.job.exists():
-            _write_documents(live, bundle)
+            _write_documents(live.store, bundle, live.planned)
         self._recorded(live.run)
         with self._runs.changed:
             live.records.latest.take(record)
@@ -70,9 +72,9 @@ class RunRecorder:
         self._notices.operator_of(run, text, detail=True)
 
 
-def _write_documents(live: LiveRun, bundle: Bundle) -> None:
+def _write_documents(store: RunStore, bundle: Bundle, planned: Planned | None) -> None:
     """Write the documents of a run again whose folder was deleted."""
     with suppress(FarflungError):  # a full disk: the next record tries again
-        live.store.write_bundle(bundle)
-        if live.planned is not None:
-            live.store.write_plan(live.planned.plan, live.planned.cluster.to_json())
+        store.write_bundle(bundle)
+        if planned is not None:
+            store.write_plan(planned.plan, planned.cluster.to_json())

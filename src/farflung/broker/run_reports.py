@@ -170,7 +170,7 @@ class RunReports:
     def _helping(self, part: _Part, message: Helping) -> None:
         del message
         with self.runs.changed:
-            notice = self.helpers.ready(part.live, part.name)
+            notice = self.helpers.ready(part.live.run, part.live.attempt.number, part.name)
             moves = self.helpers.move(part.live)
         if notice:
             self.notices.operator_of(part.live.run, notice)

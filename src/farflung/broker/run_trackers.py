@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from farflung.broker.live_run import LiveRun
 from farflung.broker.run_table import RunTable
@@ -62,11 +63,11 @@ class RunTrackers:
 
     def _begin(self, live: LiveRun) -> None:
         root = live.store.root
-        names = [name for name in live.job.report.to if live.result is None or not _over(live, name)]
+        names = [name for name in live.job.report.to if live.result is None or not _over(root, name)]
         with suppress(RuntimeError):  # no more threads: the run must not end for that, and the next attempt tries again
             self._processes.begin(live.run, root, names)
 
 
-def _over(live: LiveRun, name: str) -> bool:
-    cursor = Cursor.load(live.store.root, name)
+def _over(root: Path, name: str) -> bool:
+    cursor = Cursor.load(root, name)
     return cursor.complete or cursor.refused

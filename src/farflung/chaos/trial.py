@@ -173,10 +173,11 @@ class _Watched:
             root = Path(client.submit(bundle)["folder"])
             begin = monotonic()
             for message in client.watch(bundle.run):
-                if isinstance(message, Planned):
-                    self._devices = list(message.addresses)
-                elif isinstance(message, RecordLine):
-                    self._take(read_record(message.line), monotonic(), client)
+                match message:
+                    case Planned(addresses=addresses):
+                        self._devices = list(addresses)
+                    case RecordLine(line=line):
+                        self._take(read_record(line), monotonic(), client)
             seconds = monotonic() - begin
         finally:
             client.close()

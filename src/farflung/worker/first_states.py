@@ -17,7 +17,7 @@ from farflung.errors import ConnectionLost, DataError, WireError
 from farflung.graph.ir import StateKind
 from farflung.graph.weight_expressions import expressions_from_json
 from farflung.messages.array_stream import PIECE_BYTES, join_pieces
-from farflung.messages.data import LentEnd, LentPiece, StatesWanted
+from farflung.messages.data import LentPiece, StatesWanted
 from farflung.messages.submission import Bundle
 from farflung.messages.wire_form import encode
 from farflung.object_store import is_remote
@@ -35,7 +35,7 @@ class StateFetch:
     """The states that a part begins with when workers have retained them.
 
     What this worker has retained stays where it is. The rest comes from the peers that the broker names, over the links that the
-    run uses. ``fetch`` waits on the compute thread; ``receive`` is called on transport threads.
+    run uses. ``fetch`` waits on the compute thread. Transport threads call ``receive`` and ``complete``.
     """
 
     def __init__(self, continuation: Continuation, run: str, attempt: int, retained: RetainedStates) -> None:
@@ -85,24 +85,34 @@ class StateFetch:
                     raise error
         return arrays
 
-    def receive(self, peer: str, message: LentPiece | LentEnd, mailbox: Inbox) -> None:
+    def receive(self, peer: str, piece: LentPiece) -> None:
         """Store a piece of the states that ``peer`` sends.
 
         Raises:
             WireError: ``peer`` was not asked, or sends too much.
         """
-        if peer not in self._limits:
-            raise WireError(f"{peer} was not asked for states of run {self._run}; they are refused")
-        if isinstance(message, LentEnd):
-            mailbox.put(("lent", peer), self._pieces.pop(peer, []))
-            return
-        self._bytes[peer] = self._bytes.get(peer, 0) + memoryview(message.sections[0]).nbytes
-        (most, count), pieces = self._limits[peer], self._pieces.setdefault(peer, [])
+        most, count = self._limits_of(peer)
+        self._bytes[peer] = self._bytes.get(peer, 0) + memoryview(piece.sections[0]).nbytes
+        pieces = self._pieces.setdefault(peer, [])
         if self._bytes[peer] > most:
             raise WireError(f"{peer} sends more than {most} bytes of states, which is more than those have")
         if len(pieces) >= count:
             raise WireError(f"{peer} sends more than {count} pieces of states, which is more than those have")
-        pieces.append(message)
+        pieces.append(piece)
+
+    def complete(self, peer: str, mailbox: Inbox) -> None:
+        """Let ``fetch`` continue with the pieces of ``peer``, which has sent all of them.
+
+        Raises:
+            WireError: ``peer`` was not asked.
+        """
+        self._limits_of(peer)
+        mailbox.put(("lent", peer), self._pieces.pop(peer, []))
+
+    def _limits_of(self, peer: str) -> tuple[int, int]:
+        if peer not in self._limits:
+            raise WireError(f"{peer} was not asked for states of run {self._run}; they are refused")
+        return self._limits[peer]
 
     def states(self, names: Sequence[str]) -> dict[str, Array]:
         """Those of the states ``names`` that were found."""

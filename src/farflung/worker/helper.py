@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from farflung.clock import monotonic
@@ -167,20 +167,23 @@ class Helper(RunPart):
     def on_message(self, sender: Sender, message: RunMessage) -> None:
         """See ``RunPart``."""
         open_help = self._open
-        if open_help is None:
-            return
-        states_of_other = isinstance(message, HelperStates) and sender.peer != self._server
-        if sender.peer not in self._servers or states_of_other:
-            refused = f"its {kind_of(message)!r} is refused"
-            raise WireError(f"{sender.peer} takes no part in stage {self._stage} here; {refused}")
-        open_help.dispatch(sender.peer, message)
+        if open_help is not None:
+            self._check(message, sender.peer, self._servers)
+            open_help.dispatch(sender.peer, message)
+
+    def _check(self, message: RunMessage, peer: str, servers: Container[str]) -> None:
+        if peer not in servers:
+            raise WireError(f"{peer} takes no part in stage {self._stage} here; its {kind_of(message)!r} is refused")
 
     def _router(self, slices: StageSlices) -> PeerRouter:
         """The handlers of what servers send."""
+
+        def take_states(server: str, message: HelperStates) -> None:
+            self._check(message, server, (self._server,))
+            self._inbox.put_states((message.step, slices.read_states(message)), message.when)
+
         router = PeerRouter()
-        router.register(
-            HelperStates, lambda _, message: self._inbox.put_states((message.step, slices.read_states(message)), message.when)
-        )
+        router.register(HelperStates, take_states)
         router.register(SliceTask, lambda server, message: self._inbox.put_task(server, slices.read_task(message)))
         return router
 

@@ -324,6 +324,13 @@ class _PeerMessages:
         """``abort`` ends the run."""
         self.executor = executor
         self._run, self._states, self._submitter, self._abort = run, states, submitter, abort
+        #: Each handler checks whether the sender may send its messages.
+        self._messages = Router[Sender, None](Channel.DATA, self._of_peer)
+        self._messages.register(Batch, self._of_submitter)
+        self._messages.register(ServedBatch, self._of_submitter)
+        self._messages.register(SliceAnswer, self._answer)
+        self._messages.register(LentPiece, self._lent)
+        self._messages.register(LentEnd, self._lent_end)
         #: The handlers of the broker's commands about helpers and verification.
         self.commands = Router[PeerLinks, None](Channel.COMMANDS)
         self.commands.register(Helper, self._helper_came)
@@ -337,20 +344,12 @@ class _PeerMessages:
             WireError: the message does not belong here.
             FarflungError: its arrays can't be decoded, or the run is over.
         """
-        peer, server = sender.peer, self.executor.server
-        helps = isinstance(message, SliceAnswer) and server is not None and server.knows(peer)
-        if not (helps or self._participates(peer)):
-            raise self._refusal(peer, message)
+        peer = sender.peer
         try:
-            if not (helps or self._takes(peer, message)):
-                raise self._refusal(peer, message)
-            if isinstance(message, LentPiece | LentEnd):
-                self._lent(peer, message)
-            else:
-                self.executor.receive(peer, message, sender.nbytes)
+            self._messages.dispatch(sender, message)
         except Exception as error:
-            if server is not None and not self._participates(peer):
-                raise server.refuse(peer, error) from error
+            if not self._participates(peer):
+                raise
             if isinstance(error, (WireError, CodecError, VersionError)):
                 self._abort(_blamed(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"), peer))
                 raise
@@ -362,8 +361,37 @@ class _PeerMessages:
             self._abort(_blamed(wrong, peer))
             raise wrong from error
 
-    def _refusal(self, peer: str, message: RunMessage) -> WireError:
-        return WireError(f"{peer} takes no part in run {self._run}; its {kind_of(message)!r} is refused")
+    def _of_peer(self, sender: Sender, message: RunMessage) -> None:
+        self._take(sender, message, allowed=sender.peer in self.executor.setup.peers)
+
+    def _of_submitter(self, sender: Sender, message: Batch | ServedBatch) -> None:
+        self._take(sender, message, allowed=sender.peer == self._submitter)
+
+    def _answer(self, sender: Sender, message: SliceAnswer) -> None:
+        """Take a helper's or a peer server's answer."""
+        server = self.executor.server
+        helps = server is not None and server.knows(sender.peer)
+        self._take(sender, message, allowed=helps or sender.peer in self.executor.setup.peers)
+
+    def _take(self, sender: Sender, message: RunMessage, *, allowed: bool) -> None:
+        self._check(sender, message, allowed=allowed)
+        self.executor.receive(sender.peer, message, sender.nbytes)
+
+    def _lent(self, sender: Sender, message: LentPiece) -> None:
+        self._check(sender, message, allowed=self._needs(sender.peer))
+        fetch = self._states.fetch
+        if fetch is not None:  # else the first states are complete: this is a rest
+            fetch.receive(sender.peer, message)
+
+    def _lent_end(self, sender: Sender, message: LentEnd) -> None:
+        self._check(sender, message, allowed=self._needs(sender.peer))
+        fetch = self._states.fetch
+        if fetch is not None:
+            fetch.complete(sender.peer, self.executor.inbox)
+
+    def _check(self, sender: Sender, message: RunMessage, *, allowed: bool) -> None:
+        if not allowed:
+            raise WireError(f"{sender.peer} takes no part in run {self._run}; its {kind_of(message)!r} is refused")
 
     def malformed(self, peer: str, error: WireError) -> None:
         """``peer`` sent a frame that is not a message."""
@@ -380,20 +408,6 @@ class _PeerMessages:
 
     def _participates(self, peer: str) -> bool:
         return peer == self._submitter or self._needs(peer)
-
-    def _takes(self, peer: str, message: RunMessage) -> bool:
-        """Whether ``peer`` may send ``message`` to this run."""
-        match message:
-            case Batch() | ServedBatch():
-                return peer == self._submitter
-            case LentPiece() | LentEnd():
-                return self._needs(peer)
-        return peer in self.executor.setup.peers
-
-    def _lent(self, peer: str, message: LentPiece | LentEnd) -> None:
-        fetch = self._states.fetch
-        if fetch is not None:  # else the first states are complete: this is a rest
-            fetch.receive(peer, message, self.executor.inbox)
 
     def _helper_came(self, links: PeerLinks, command: Helper) -> None:
         server = self.executor.server

@@ -83,7 +83,7 @@ def test_a_helper_begins_where_the_plan_counts_it_and_later_where_it_is_needed()
     for expected in (first, second):  # after a loss or a move, it joins the stage that needs it
         assignment.ask(live, "helper")
         assert sent[-1].server == expected
-        assignment.gone(live, "helper", "lost")
+        assignment.gone("run", 1, "helper", "lost")
     assignment.over("run")
     assignment.ask(live, "helper")
     assert sent[-1].server == first

@@ -129,24 +129,22 @@ class Cluster:
         records: list[Record] = []
         plan: Plan | None = None
         for message in self._client.watch(run):
-            if isinstance(message, Planned):
-                plan = PlannedRun.of(message).plan
-            elif isinstance(message, Note) and message.detail is not True:
-                _LOG.warning("%s: %s", run, printable(message.text))
-            elif isinstance(message, RecordLine):
-                record = read_record(message.line)
-                if record is None:
-                    continue
-                records.append(record)
-                if isinstance(record, RecoveryRecord):
-                    _LOG.warning("%s: %s", run, printable(str(record)))
-                elif on_record is not None:
-                    on_record(record)
-            elif isinstance(message, Result):
-                result = RunResult.from_json(message.result)
-                if result.status == "failed":
-                    raise self._client.failure(run, f"{run} failed after {result.steps} steps: {result.cause}")
-                return self._result(run, result, plan, committed(records))
+            match message:
+                case Planned():
+                    plan = PlannedRun.of(message).plan
+                case Note(text=text, detail=detail) if detail is not True:
+                    _LOG.warning("%s: %s", run, printable(text))
+                case RecordLine(line=line) if (record := read_record(line)) is not None:
+                    records.append(record)
+                    if isinstance(record, RecoveryRecord):
+                        _LOG.warning("%s: %s", run, printable(str(record)))
+                    elif on_record is not None:
+                        on_record(record)
+                case Result():
+                    result = RunResult.from_json(message.result)
+                    if result.status == "failed":
+                        raise self._client.failure(run, f"{run} failed after {result.steps} steps: {result.cause}")
+                    return self._result(run, result, plan, committed(records))
         raise InputError(f"the connection was closed before {run} was over: connect again")
 
     def _result(self, run: str, result: RunResult, plan: Plan | None, records: Sequence[Record]) -> TrainResult:

@@ -98,7 +98,7 @@ class CommandExecutor:
         return None
 
     def _helper_gone(self, live: LiveRun, command: HelperGone) -> Action:
-        text = self.helpers.gone(live, command.name, command.cause)
+        text = self.helpers.gone(live.run, live.attempt.number, command.name, command.cause)
 
         def act() -> None:  # after the other commands: a helper that moves was asked again by one of them
             if text:

@@ -87,9 +87,9 @@ class HelperAssignment:
         )
         self._send(name, command)
 
-    def ready(self, live: LiveRun, name: str) -> str:
+    def ready(self, run: str, attempt: int, name: str) -> str:
         """Notify the servers that ``name`` is ready. Return a text for people (empty: it was released meanwhile)."""
-        place = self._places.get(live.run, {}).get(name)
+        place = self._places.get(run, {}).get(name)
         members = self._machine.members
         if place is None or name not in members or place.servers[0] not in members:
             return ""
@@ -97,8 +97,8 @@ class HelperAssignment:
         for number, server in enumerate(servers):
             speed = members[name].speed / members[server].speed
             helper = Helper(
-                run=live.run,
-                attempt=live.attempt.number,
+                run=run,
+                attempt=attempt,
                 name=name,
                 stage=stage,
                 speed=speed,
@@ -108,12 +108,12 @@ class HelperAssignment:
             self._send(server, helper)
         return f"{name} helps {' and '.join(servers)} with stage {stage}"
 
-    def gone(self, live: LiveRun, name: str, cause: str) -> str:
+    def gone(self, run: str, attempt: int, name: str, cause: str) -> str:
         """Notify the servers that ``name`` does not help any more. Return a text for people (empty: it had not begun)."""
-        place = self._places.get(live.run, {}).pop(name, None)
+        place = self._places.get(run, {}).pop(name, None)
         if place is None:
             return ""
-        gone = HelperGone(run=live.run, attempt=live.attempt.number, name=name, cause=cause[:_MAX_CAUSE])
+        gone = HelperGone(run=run, attempt=attempt, name=name, cause=cause[:_MAX_CAUSE])
         for server in place.servers:
             self._send(server, gone)
         return f"{name} helps {' and '.join(place.servers)} no more: {cause}; its slices are computed by others"

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from farflung.broker.attempts.attempt_deadlines import worker_limits
 from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.routes import Routes
-from farflung.broker.live_run import Attempt, LiveRun
+from farflung.broker.live_run import Attempt, LiveRun, TrainingTimes
 from farflung.broker.notices import Notices
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.planning.planned import Planned
@@ -20,7 +20,7 @@ from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
 from farflung.messages import commands
-from farflung.messages.schema import UNSET, Message, UnsetType
+from farflung.messages.schema import UNSET, Message
 from farflung.messages.watching import Note, Started
 from farflung.plan.verification import secrets_for
 from farflung.protocol.events import Event, RecoverRun, RunFailed
@@ -70,21 +70,19 @@ class AttemptLauncher:
                 relays=routes.relays,
                 limits=worker_limits(planned, bundle, live.job),
                 live=UNSET if retained is None else retained,
-                secrets=self._secrets(live, planned, name),
+                secrets=self._secrets(live.workers.secret, planned, name) if live.job.verify.share else UNSET,
             ),
         )
-        self.retained.assigned(name, live)
+        self.retained.assigned(name, live.run)
         if name == planned.plan.devices[0]:
             self._lend(live.run, planned, start)
 
-    def _secrets(self, live: LiveRun, planned: Planned, name: str) -> dict[str, str] | UnsetType:
+    def _secrets(self, secret: str, planned: Planned, name: str) -> dict[str, str]:
         """Return what ``name`` needs to know which units of others it verifies."""
-        if not live.job.verify.share:
-            return UNSET
         members = self.runs.machine.members
         offers = {device: members[device].offer for device in planned.plan.devices if device in members}
         kinds = {device: (offer.versions.get("engine"), offer.kind, offer.description) for device, offer in offers.items()}
-        return secrets_for(live.workers.secret, planned.plan, name, kinds)
+        return secrets_for(secret, planned.plan, name, kinds)
 
     def _lend(self, run: str, planned: Planned, start: Start) -> None:
         """Notify the workers that have states which others need, and that have no part in the plan."""
@@ -109,8 +107,8 @@ class AttemptLauncher:
         seconds = now - live.attempt.planned_at
         self.notices.watchers(live, Started(run=live.run, attempt=attempt, seconds=seconds))
         self.trains(live)
-        recovery = self._recovery(live, now) if times.lost else None
         begun, elapsed = live.attempt, now - times.started
+        recovery = _recovery(begun, times, now) if times.lost else None
         times.lost = ""
 
         def begin() -> None:
@@ -135,23 +133,24 @@ class AttemptLauncher:
         self.notices.watchers(live, Note(text=command.text))
         return lambda: self.notices.operator_of(live.run, command.text)
 
-    @staticmethod
-    def _recovery(live: LiveRun, now: float) -> RecoveryRecord:
-        planned, start, times = live.attempt.planned, live.attempt.start, live.times
-        assert planned is not None
-        assert start is not None
-        assert times.started is not None
-        return RecoveryRecord(
-            step=live.attempt.first_step,
-            attempt=live.attempt.number,
-            replayed=max(times.furthest - live.attempt.first_step, 0),
-            pause=now - times.lost_at,
-            elapsed=now - times.started,
-            cause=times.lost,
-            devices=planned.plan.devices,
-            source=start.came_from,
-            moved=start.moved,
-        )
+
+def _recovery(attempt: Attempt, times: TrainingTimes, now: float) -> RecoveryRecord:
+    """Return the record of a recovery that ends now, with ``attempt``."""
+    planned, start = attempt.planned, attempt.start
+    assert planned is not None
+    assert start is not None
+    assert times.started is not None
+    return RecoveryRecord(
+        step=attempt.first_step,
+        attempt=attempt.number,
+        replayed=max(times.furthest - attempt.first_step, 0),
+        pause=now - times.lost_at,
+        elapsed=now - times.started,
+        cause=times.lost,
+        devices=planned.plan.devices,
+        source=start.came_from,
+        moved=start.moved,
+    )
 
 
 def _attempted(attempt: Attempt, elapsed: float) -> AttemptRecord:

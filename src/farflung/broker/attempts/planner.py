@@ -69,7 +69,7 @@ class AttemptPlanner:
         who = ", ".join(names) if len(names) <= _NAMED else counted(len(names), "worker")
         self.notices.operator_of(live.run, f"planning for {who}")
         self.notices.watchers(live, watching.Planning(members=tuple(names)))
-        failed = partial(self._failed, live, attempt)
+        failed = partial(self._failed, live.run, attempt)
         try:
             self.threads.spawn(f"plan-{live.run}", self._plan, live, members, attempt, on_error=failed)
         except RuntimeError as error:  # the system has no more threads
@@ -106,11 +106,11 @@ class AttemptPlanner:
             live.submission.bundle = found if live.result is None else None
             return live.submission.bundle
 
-    def _failed(self, live: LiveRun, attempt: int, error: BaseException) -> None:
+    def _failed(self, run: str, attempt: int, error: BaseException) -> None:
         """Planning has failed: with an error for people, or inside. Either way the run must not wait for a plan."""
         ours = isinstance(error, FarflungError)
         cause = str(error) if ours else f"planning failed inside: {type(error).__name__}: {error}"
-        self.handle(PlanMade(run=live.run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
+        self.handle(PlanMade(run=run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
 
     def _make_patiently(self, live: LiveRun, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return as ``_make``; while the broker's disk is full, or no descriptor is free, try again."""
@@ -207,7 +207,7 @@ class AttemptPlanner:
         written = live.store.write_plan(planned.plan, planned.cluster.to_json())
         start = Start.of(attempt, newest, live.first_source)
         if trusted is None:
-            held = believable(self.retained.of_members(live), _reached(live))
+            held = believable(self.retained.of_members(live.workers), _reached(live))
             start = start.or_live(held, bundle.graph, planned.plan).with_hashes(copied)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices), plan=written)
         if live.progress is not None:

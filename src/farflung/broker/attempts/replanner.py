@@ -24,6 +24,7 @@ from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
 from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, predict_plan, strangers_of
+from farflung.broker.progress import Progress
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.errors import FarflungError
@@ -213,7 +214,7 @@ class Replanner:
         """Return why the plan stays (empty: it does not, or nobody needs to know; None: nothing has changed)."""
         with self._lock:
             planned, bundle, now = live.planned, live.submission.bundle, self._inputs.clock.now()
-            attempt = self._runs_by(live)
+            attempt = self._runs_by(live.run)
             if not attempt or planned is None or bundle is None or (why == _MINUTE and self._timer.rests(live.run, now)):
                 return ""
             if soon := _too_soon(live, planned):
@@ -225,7 +226,7 @@ class Replanner:
                 return ""
         self._inputs.measure(idle, live.job.threads)  # their offers are changed by their answers
         with self._lock:
-            if self._runs_by(live) != attempt:
+            if self._runs_by(live.run) != attempt:
                 return ""
             live.workers.measured |= {member.name for member in idle}
             members, _ = self._able(live.run)
@@ -239,8 +240,9 @@ class Replanner:
         before = Seconds(predict_plan(bundle, planned.plan, cluster, self._inputs.judge).step_seconds)
         then = Seconds(found.estimate.step_seconds)
         transfer = transfer_seconds(bundle, planned.plan, found.plan, cluster)
-        scale, steps = _scale(live, before), live.job.steps - live.times.furthest
-        error = _error(live, before) if _shares(members, found.plan) else 1.0
+        last, steps = _last_step(live.progress), live.job.steps - live.times.furthest
+        scale = min(1.0, last / before) if live.job.plan.again == "auto" and last else 1.0  # measured over predicted
+        error = max(1.0, last / before) if before and _shares(members, found.plan) else 1.0
         if not worth_it(scale * before, scale * error * then, steps, transfer):
             left = counted(steps, "remaining step")
             known = f" (steps take {error:.1f} times as long as predicted, and it shares cores, too)" if error > 1.05 else ""
@@ -274,9 +276,9 @@ class Replanner:
         idle = [one for one in able if one.run is None and (why == _MINUTE or one.name not in live.workers.measured)]
         return [one for one in idle if one.name not in beside]
 
-    def _runs_by(self, live: LiveRun) -> int:
-        """Return the number of the plan by which ``live`` trains (0: it does not; under the lock)."""
-        run = self._machine.runs.get(live.run)
+    def _runs_by(self, name: str) -> int:
+        """Return the number of the plan by which the run ``name`` trains (0: it does not; under the lock)."""
+        run = self._machine.runs.get(name)
         return run.attempts if run is not None and run.state is RunState.RUNNING else 0
 
     def _able(self, name: str) -> tuple[Sequence[Member], Sequence[Member]]:
@@ -309,31 +311,20 @@ class Replanner:
             full = full if now < full else now + _PERIOD
 
 
-def _last_step(live: LiveRun) -> float:
+def _last_step(progress: Progress | None) -> float:
     """Return the seconds of the last step (0: there was none)."""
-    last = live.progress.last if live.progress is not None else None
+    last = progress.last if progress is not None else None
     return float(last.seconds) if last is not None else 0.0
 
 
 def _too_soon(live: LiveRun, planned: Planned) -> str:
     """Return why no search can pay off for a run with ``plan.again = "auto"`` (empty: it can)."""
-    left = (live.job.steps - live.times.furthest) * (_last_step(live) or float(planned.estimate.step_seconds))
+    left = (live.job.steps - live.times.furthest) * (_last_step(live.progress) or float(planned.estimate.step_seconds))
     if live.job.plan.again != "auto" or left >= _MARGIN * _PAUSE:
         return ""
     return f"the run ends in about {left:.0f} s, too soon for a move to another plan"
 
 
-def _error(live: LiveRun, before: float) -> float:
-    """Return the measured step over the predicted one, at least 1."""
-    return max(1.0, _last_step(live) / before) if before else 1.0
-
-
 def _shares(members: Sequence[Member], plan: Plan) -> bool:
     """Return whether workers of ``plan`` share processors; predictions of shared processors are the least exact."""
     return any(sum(one.name in plan.devices for one in group) > 1 for group in host_groups(members))
-
-
-def _scale(live: LiveRun, before: float) -> float:
-    """Return the measured step over the predicted one, at most 1, for a run with ``plan.again = "auto"``."""
-    last = _last_step(live)
-    return min(1.0, last / before) if live.job.plan.again == "auto" and last else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import LiveRun, WorkerFacts
 from farflung.broker.run_table import RunTable
 from farflung.messages.commands import Forget
 from farflung.messages.conversions.step_reports import StepReport
@@ -57,18 +57,17 @@ class RetainedStates:
             self._runs.live(report.run).workers.measured.add(name)  # for this run: its offer has the figures
         return True
 
-    def of_members(self, live: LiveRun) -> dict[str, list[RetainedState]]:
-        """Return what the present members retain of ``live``, without copies of those whom others blame."""
+    def of_members(self, workers: WorkerFacts) -> dict[str, list[RetainedState]]:
+        """Return what those ``workers`` of a run that are members retain, without copies of those whom others blame."""
         with self._runs.changed:
             members = self._runs.machine.members
-            here = {name: states for name, states in live.workers.retained.items() if name in members}
-            blamed = live.workers.blamed
-            return {name: [one for one in here[name] if not (one.copied and name in blamed)] for name in here}
+            here = {name: states for name, states in workers.retained.items() if name in members}
+            return {name: [one for one in here[name] if not (one.copied and name in workers.blamed)] for name in here}
 
-    def assigned(self, name: str, live: LiveRun) -> None:
-        """``name`` prepares for ``live``; it drops what it retains of other runs (under ``RunTable.changed``)."""
+    def assigned(self, name: str, run: str) -> None:
+        """``name`` prepares for ``run``; it drops what it retains of other runs (under ``RunTable.changed``)."""
         for other in self._runs.all():
-            if other is not live:
+            if other.run != run:
                 other.workers.retained.pop(name, None)
 
     def forget(self, live: LiveRun) -> None:

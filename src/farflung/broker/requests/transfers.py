@@ -74,19 +74,21 @@ class Transfers:
     def upload(self, call: Call, frames: Iterator[Frame]) -> Iterator[Frame]:
         """Store a checkpoint's shard from a worker, or first weights from a submitter."""
         messages = (decode(frame, Channel.UPLOADS) for frame in frames)
-        head = next(messages, None)
-        if isinstance(head, WeightsUpload):
-            run, caller = head.run, client_of(call, "send weights")
-            root = self.folders.path(run)
-            if (root / "job.json").exists():
-                raise InputError(f"run {run!r} exists already; its weights can't be sent again")
-            self.quotas.send(self.folders.ticket_of(caller.name))  # each name gets a folder
-            RunStore(self.folders.claim(run, caller)).write_weights(self.folders.counted(run, _pieces(messages)))
-        elif isinstance(head, ShardUpload):
-            self._shard(call, head, messages)
-        else:
-            raise WireError("an upload must begin with weights or shard")
+        match next(messages, None):
+            case WeightsUpload(run=run):
+                self._weights(call, run, messages)
+            case ShardUpload() as head:
+                self._shard(call, head, messages)
+            case _:
+                raise WireError("an upload must begin with weights or shard")
         yield encode(Uploaded())
+
+    def _weights(self, call: Call, run: str, messages: Iterator[Message]) -> None:
+        caller = client_of(call, "send weights")
+        if (self.folders.path(run) / "job.json").exists():
+            raise InputError(f"run {run!r} exists already; its weights can't be sent again")
+        self.quotas.send(self.folders.ticket_of(caller.name))  # each name gets a folder
+        RunStore(self.folders.claim(run, caller)).write_weights(self.folders.counted(run, _pieces(messages)))
 
     def _shard(self, call: Call, head: ShardUpload, messages: Iterator[Message]) -> None:
         name, run = caller_of(call).name, head.run

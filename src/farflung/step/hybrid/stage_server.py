@@ -143,12 +143,17 @@ class StageServer:
         """Store the answer of a peer server or of a helper."""
         if peer in self.context.setup.peers:
             self.peers.check(peer, message)
-            stage = message.stage
-        else:
-            helped = self._helpers.stage(peer)
-            if helped is None or message.step != self._step:
-                return  # the helper was given up, or the step is over
-            stage = helped
+            self._store_answer(peer, message.stage, message)
+            return
+        stage = self._helpers.stage(peer)
+        if stage is None or message.step != self._step:
+            return  # the helper was given up, or the step is over
+        try:
+            self._store_answer(peer, stage, message)
+        except Exception as error:  # whatever is wrong with the answer: the helper goes, the run continues
+            raise self.refuse(peer, error) from error
+
+    def _store_answer(self, peer: str, stage: int, message: SliceAnswer) -> None:
         task, result = self._slices[stage].read_answer(message)
         self._report(stage, Answered(device=peer, task=task, seconds=result.seconds, now=monotonic()), result)
 

@@ -72,7 +72,6 @@ class TcpEndpoint:
         self.threads = ThreadGroup()
         #: What may be sent to all peers together.
         self.cap = Cap()
-        self._insecure = security if isinstance(security, Insecure) else None
         self._tls = security if isinstance(security, Insecure) else TlsContexts(security)
         self._handler, self._events = handler, events
         #: What was sent to each peer and received from it.
@@ -91,7 +90,7 @@ class TcpEndpoint:
         self._refused_at = -math.inf
         #: Connections that this side dials, and connections that it accepted and greets.
         self.unfinished, self.greeted = Unfinished(), Unfinished()
-        self.relaying = Relaying(self, self._tls, self.unfinished)
+        self.relaying = Relaying(self, self._tls, self.unfinished, float(self.config.connect_timeout))
         server = open_server(listen) if listen else None
         host = listen.rpartition(":")[0]
         self._address = f"{advertise or host}:{server.getsockname()[1]}" if server else ""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError, WireError
 from farflung.thread_group import ThreadGroup
-from farflung.transports.config import Insecure, TransportConfig
+from farflung.transports.config import Insecure
 from farflung.transports.tcp.connection import MessageKind, build_message, read_message
 from farflung.transports.tcp.relay import Desk, end_tls
 from farflung.transports.tcp.sockets import TlsContexts, Unfinished, dial, explain_break
@@ -38,7 +38,6 @@ class RelayHost(Protocol):
     """The endpoint, as its relaying sees it."""
 
     name: str
-    config: TransportConfig
     threads: ThreadGroup
 
     def address_of(self, peer: str) -> str:
@@ -81,9 +80,10 @@ class RelayRequest:
 class Relaying:
     """One endpoint's relays, and what it relays itself (``desk``)."""
 
-    def __init__(self, host: RelayHost, tls: TlsContexts | Insecure, unfinished: Unfinished) -> None:
+    def __init__(self, host: RelayHost, tls: TlsContexts | Insecure, unfinished: Unfinished, timeout: float) -> None:
+        """``timeout``: seconds in which a relay, or the peer that it calls, must answer."""
         self.desk = Desk()
-        self._host, self._tls, self._unfinished = host, tls, unfinished
+        self._host, self._tls, self._unfinished, self._timeout = host, tls, unfinished, timeout
         self._lock = threading.Lock()
         #: peer -> relays, the best first (one that failed goes to the end)
         self._through: dict[str, tuple[str, ...]] = {}
@@ -157,12 +157,12 @@ class Relaying:
         address = self._host.address_of(relay)
         if not address:
             raise ConnectionLost(f"the address of the relay {relay} is unknown")
-        timeout = min(float(self._host.config.connect_timeout), _DIAL_SECONDS)
+        timeout = min(self._timeout, _DIAL_SECONDS)
         sock = dial(relay, address, self._tls, timeout, self._unfinished)
         with ExitStack() as undo:
             undo.callback(sock.close)
-            with self._unfinished.guard(sock, timeout + float(self._host.config.connect_timeout)):
-                sock.settimeout(float(self._host.config.connect_timeout))
+            with self._unfinished.guard(sock, timeout + self._timeout):
+                sock.settimeout(self._timeout)
                 hello = {"name": self._host.name} if isinstance(self._tls, Insecure) else {}
                 sock.sendall(build_message(MessageKind.RELAY, [pack_value({**body, **hello})]))
                 kind, answer = read_message(sock)
@@ -187,7 +187,7 @@ class Relaying:
 
     def _call(self, sock: socket.socket, caller: str, target: str) -> None:
         self.desk.check(caller, target)
-        until = monotonic() + float(self._host.config.connect_timeout)
+        until = monotonic() + self._timeout
         token = self.desk.park(sock, caller, target, until)
         if not self._host.call(target, RelayCall(caller, token).to_frame()):
             self.desk.claim(token, target)
@@ -197,7 +197,7 @@ class Relaying:
         parked = self.desk.claim(token, caller)
         near, far = parked.sock, sock
         try:
-            with self._unfinished.guard(near, float(self._host.config.connect_timeout)):
+            with self._unfinished.guard(near, self._timeout):
                 for one in (near, far):
                     one.sendall(build_message(MessageKind.RELAY, [pack_value({"protocol": PROTOCOL})]))
                 near = end_tls(near)
