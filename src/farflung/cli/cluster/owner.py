@@ -107,7 +107,7 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
         if limits.runs or (limits.path.exists() and "paused" in changes and home is None):
             limits.change(**changes)
             return chosen
-        if not ticket_file(broker_folder(home)).exists():
+        if name is not None and home is None and not ticket_file(broker_folder(None)).exists():
             raise InputError(_not_here(command, chosen))
     if name is None:
         raise InputError(f"name the worker: farflung {command} NAME --ticket TICKET (farflung status lists the workers)")
