@@ -174,14 +174,14 @@ class RunFolder:
 
 def newest_labels(runs: Path) -> str:
     """Return the newest runs in the folder ``runs``, with the names of their jobs, as text ("none": there are none)."""
-    found = [RunFolder(place) for place in runs.iterdir() if place.is_dir()] if runs.is_dir() else []
-    return ", ".join(one.label for one in sorted(found, key=_age)[-_LISTED:]) or "none"
+    found = sorted(runs.glob("*/job.json"), key=_age)
+    return ", ".join(RunFolder(job.parent).label for job in found[-_LISTED:]) or "none"
 
 
-def _age(folder: RunFolder) -> float:
-    """Return when the run was submitted, in Unix seconds (0: it is no run)."""
+def _age(job: Path) -> float:
+    """Return when a run was submitted, in Unix seconds (0: its folder was deleted meanwhile)."""
     try:
-        return folder.job.stat().st_mtime
+        return job.stat().st_mtime
     except OSError:
         return 0.0
 

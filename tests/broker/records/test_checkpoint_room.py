@@ -46,6 +46,7 @@ def test_a_job_that_cannot_fit_is_refused_and_one_that_may_not_is_warned(home: P
     with Loopback(home, 0, storage=StorageSettings(run=Bytes(one))) as cluster:
         with pytest.raises(InputError, match=r"and 1 checkpoint of .* such as '"):
             cluster.submit(job)
+        assert list((home / "broker" / "runs").iterdir()) == [], "what was sent is deleted"
         assert cluster.client.status()["runs"] == []
     with Loopback(home, 1, folder="second", storage=StorageSettings(run=Bytes(3 * one))) as cluster:
         notes = [str(frame.header["text"]) for frame in cluster.run(job).frames if frame.kind == "note"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -86,6 +87,12 @@ class RunFolders:
             owner = {"key": caller.key, "name": caller.name, "ticket": self.ticket_of(caller.name)}
             write_file(folder / _OWNER, [json.dumps(owner).encode()])
         return folder
+
+    def discard(self, run: str) -> None:
+        """Delete what was sent for a run that is refused: it would count toward the limits."""
+        with self._lock:
+            shutil.rmtree(self.path(run), ignore_errors=True)
+            self._owners.pop(run, None)
 
     def ticket(self, run: str) -> str:
         """The ticket with which ``run`` was submitted ("": unknown)."""

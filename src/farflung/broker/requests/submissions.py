@@ -94,8 +94,13 @@ class Submissions:
         def write() -> None:
             packed = bundle.to_bytes()
             size = stored_bytes(bundle, packed)
-            self.folders.check_documents(bundle.run, size)
-            if warning := self.folders.check_checkpoints(bundle.run, size, checkpoint_room(bundle)):
+            try:
+                self.folders.check_documents(bundle.run, size)
+                warning = self.folders.check_checkpoints(bundle.run, size, checkpoint_room(bundle))
+            except InputError:
+                self.folders.discard(bundle.run)
+                raise
+            if warning:
                 live.records.log.mark(Note(text=warning))
             self._adopt_checkpoint(live, bundle, caller)
             live.store.write_bundle(bundle)
