@@ -47,6 +47,23 @@ def test_text_that_is_no_duration_is_refused_with_an_example(text: str) -> None:
         Seconds.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        (BytesPerSecond, "20", 'a rate needs a unit, got \'20\'; write "20 Mbit/s" or "20 MB/s"'),
+        (Bytes, " 2.5 ", 'a number of bytes needs a unit, got \' 2.5 \'; write "2.5 GB" or "2.5 MB"'),
+        (FlopsPerSecond, "5", 'a speed needs a unit, got \'5\'; write "5 TFLOP/s" or "5 GFLOP/s"'),
+    ],
+)
+def test_what_a_person_types_needs_a_unit(kind: type[Quantity], text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        kind.typed(text)
+    assert str(caught.value) == says
+    assert kind.typed(f"{text} {kind.usual_units[0]}") == kind.parse(f"{text} {kind.usual_units[0]}")
+    assert kind.typed("0") == 0.0
+    assert Seconds.typed("20") == 20.0, "everybody means seconds"
+
+
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "-5 s", "1e999 s"])
 def test_negative_and_infinite_values_are_refused(value: str | float) -> None:
     with pytest.raises(InputError, match="a duration must be finite and not negative, got"):

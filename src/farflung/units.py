@@ -43,6 +43,8 @@ class Quantity(float):
     table: ClassVar[dict[str, float]] = {}
     base: ClassVar[str] = ""
     examples: ClassVar[str] = ""
+    #: What a bare number that a person types may stand for (none: the base unit is what everybody means).
+    usual_units: ClassVar[tuple[str, ...]] = ()
     #: What people call it.
     what: ClassVar[str] = "a number"
     #: What ``written`` writes in, from large to small, each with its size in the base unit.
@@ -68,6 +70,19 @@ class Quantity(float):
         if match is None or (match[2] and match[2] not in cls.table):
             raise InputError(f"cannot read {text!r} as {cls.what}; write e.g. {cls.examples}")
         return cls._checked(float(match[1].replace("_", "")) * cls.table.get(match[2], 1.0), text)
+
+    @classmethod
+    def typed(cls, text: str) -> Self:
+        """Read what a person typed: as ``parse``, but the number needs a unit if it has ``usual_units``, unless it is 0.
+
+        Raises:
+            InputError: as ``parse``, or the unit is missing: nobody means 20 bytes per second by 20.
+        """
+        value, match = cls.parse(text), _NUMBER.fullmatch(text)
+        if value and cls.usual_units and match is not None and not match[2]:
+            choices = " or ".join(f'"{match[1]} {unit}"' for unit in cls.usual_units)
+            raise InputError(f"{cls.what} needs a unit, got {text!r}; write {choices}")
+        return value
 
     @classmethod
     def _checked(cls, value: float, source: object) -> Self:
@@ -112,6 +127,7 @@ class Bytes(Quantity):
     spellings = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
     base = "B"
     examples = '"8 GB" or "8 GiB"'
+    usual_units = ("GB", "MB")
 
     def written(self, digits: int = 4) -> str:
         """See ``Quantity``. A whole number of GiB or MiB is written so, because its author wrote it so."""
@@ -130,6 +146,7 @@ class BytesPerSecond(Quantity):
     spellings = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("kbit/s", 125.0), ("bit/s", 0.125))
     base = "bit/s"
     examples = '"100 Mbit/s" or "12 MB/s"'
+    usual_units = ("Mbit/s", "MB/s")
 
     def __str__(self) -> str:
         return _prefixed_text(8 * float(self), self.base)
@@ -144,6 +161,7 @@ class Flops(Quantity):
     spellings = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1.0))
     base = "FLOP"
     examples = '"3 TFLOP"'
+    usual_units = ("TFLOP", "GFLOP")
 
 
 class FlopsPerSecond(Quantity):
@@ -155,6 +173,7 @@ class FlopsPerSecond(Quantity):
     spellings = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0))
     base = "FLOP/s"
     examples = '"5 TFLOP/s"'
+    usual_units = ("TFLOP/s", "GFLOP/s")
 
 
 def counted(number: int, thing: str, several: str = "") -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
-from farflung.engines import ComputeDevice, EngineSettings, MicroBatch, choose_device, get_engine
+from farflung.engines import ComputeDevice, EngineSettings, MicroBatch, choose_device, devices, get_engine
 from farflung.engines.torch import accelerators
 from farflung.engines.torch.accelerators import TorchProbe, compute_devices, default_generator
 from farflung.engines.torch.engine import TorchEngine
@@ -167,3 +168,38 @@ def test_a_real_accelerator_trains() -> None:
         runner.backward(MicroBatch(0, 0), {}, 1.0)
         assert all(torch.isfinite(torch.from_numpy(g)).all() for g in runner.gradients().values())
     assert losses[0] == losses[1], "random numbers are keyed, on an accelerator too"
+
+
+@pytest.mark.parametrize(
+    ("asked", "files", "gpus", "says"),
+    [
+        ("gpu", (), 0, "unknown device 'gpu': known are auto, cpu, cuda, mps, xpu, with a number, such as cuda:0"),
+        ("cuda:x", (), 0, "unknown device 'cuda:x': known are"),
+        ("xpu:0", (), 0, "device 'xpu:0' is not available here: this machine has no driver for xpu; use --device cpu"),
+        ("xpu:0", ("dri",), 0, ""),
+        ("cuda:3", ("cuda",), 1, "device 'cuda:3' is not available here: this machine has 1 GPU, cuda:0; use --device cpu"),
+        ("cuda:2", ("cuda",), 2, "device 'cuda:2' is not available here: this machine has 2 GPUs, cuda:0 to cuda:1; use"),
+        ("cuda:1", ("cuda",), 2, ""),
+        ("cuda:3", ("cuda",), 0, ""),
+        ("cuda", ("cuda",), 1, ""),
+        ("cuda:3", ("kfd",), 1, ""),
+        ("cuda:0", (), 0, "device 'cuda:0' is not available here: this machine has no driver for cuda; use --device cpu"),
+        ("cpu", (), 0, ""),
+        ("auto", (), 0, ""),
+    ],
+)
+def test_a_device_without_a_driver_is_refused_before_an_engine_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, files: tuple[str, ...], gpus: int, says: str
+) -> None:
+    monkeypatch.setattr(devices, "_loads", lambda library: "cuda" in files)
+    for name in files:
+        (tmp_path / name).touch()
+    listed = tmp_path / "gpus"
+    for number in range(gpus):
+        (listed / str(number)).mkdir(parents=True)
+    if not says:
+        devices.require_device(asked, tmp_path, listed)
+        return
+    with pytest.raises(InputError) as caught:
+        devices.require_device(asked, tmp_path, listed)
+    assert str(caught.value).startswith(says)

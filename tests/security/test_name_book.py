@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.errors import SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.security import kept_key, key_fingerprint, make_request, new_key
 from farflung.security.authority import CertificateAuthority
 from farflung.security.book import Book
@@ -36,7 +36,7 @@ def test_an_owner_frees_a_name(tmp_path: Path) -> None:
     book.bind("attic", "k1", "t1", now=NOW, until=NOW + 10)
     book.free("attic")
     book.bind("attic", "k2", "t1", now=NOW, until=NOW + 10)
-    with pytest.raises(SecurityError, match="no key has the name 'cellar'; bound are attic"):
+    with pytest.raises(InputError, match="no key has the name 'cellar'; bound are attic"):
         book.free("cellar")
 
 

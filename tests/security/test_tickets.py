@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.errors import SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.security import Ticket
 from farflung.security.ticket_book import TicketBook
 from farflung.units import Seconds
@@ -142,7 +142,7 @@ def test_revoked_tickets_stay_revoked(tmp_path: Path) -> None:
         book.check(ticket.ticket_id, ticket.secret, "join", NOW + 6)
     with pytest.raises(SecurityError, match="does not know the ticket"):  # without the secret nothing is told
         book.check(ticket.ticket_id, bytes(16), "join", NOW + 6)
-    with pytest.raises(SecurityError, match=f"no ticket has the id 'nope'; known are {ticket.ticket_id}"):
+    with pytest.raises(InputError, match=f"no ticket has the id 'nope'; known are {ticket.ticket_id}"):
         book.revoke("nope", NOW)
 
 

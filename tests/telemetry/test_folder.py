@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import DataError
 from farflung.telemetry import EvaluationRecord, RunFolder, RunResult, StepRecord
+from farflung.telemetry.folder import newest_labels
 
 RECORDS: list[StepRecord | EvaluationRecord] = [
     StepRecord(step=0, loss=3.0, seconds=1.0, elapsed=1.0, samples=4, link_bytes={(0, 1): 7}),
@@ -74,3 +76,15 @@ def test_every_path_lies_in_the_folder_under_its_documented_name(tmp_path: Path)
     names = {p.name for p in (folder.job, folder.graph, folder.topology, folder.plan, folder.metrics, folder.result)}
     assert names == {"job.json", "graph.json", "topology.json", "plan.json", "metrics.jsonl", "result.json"}
     assert folder.events == tmp_path / "events"
+
+
+def test_a_list_of_runs_has_the_newest_last_with_the_names_of_their_jobs(tmp_path: Path) -> None:
+    assert newest_labels(tmp_path / "none") == "none"
+    (tmp_path / "notes.txt").write_text("no run")
+    for age, (run, text) in enumerate([("run-b", '{"name": "gpt"}'), ("run-a", '{"name": "lora"}'), ("run-c", "{")]):
+        folder = RunFolder(tmp_path / run)
+        folder.root.mkdir()
+        folder.job.write_text(text)
+        os.utime(folder.job, (age, age))
+    (tmp_path / "run-d").mkdir()
+    assert newest_labels(tmp_path) == "run-b (gpt), run-a (lora), run-c"

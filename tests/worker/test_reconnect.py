@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from farflung.errors import DiskFull
+from farflung.errors import ConnectionLost, DiskFull, SecurityError
 from farflung.units import Seconds
-from farflung.worker.membership import join
+from farflung.worker.membership import Membership, join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import OwnerLimitsFile
 from farflung.worker.reconnect import Service
@@ -95,3 +95,51 @@ def test_a_full_disk_does_not_undo_what_the_owner_wants(owned: Owned, monkeypatc
     assert owned.member()["paused"], "the file still says what was wanted before"
     owned.service.stop()
     watching.join(30)
+
+
+def test_a_broker_that_is_not_up_yet_is_called_again(home: Path) -> None:
+    said: list[str] = []
+    with Loopback(home, 0) as cluster:
+        refusals = iter([ConnectionLost("cannot reach the broker at x"), ConnectionLost("still not")])
+
+        def enter() -> Membership:
+            if (refusal := next(refusals, None)) is not None:
+                raise refusal
+            return join(cluster.ticket("join"), name="w", role="worker", key=cluster.key)
+
+        service = Service(enter, WorkerOptions(listen="127.0.0.1:0", memory=1e9), said.append)
+        thread = threading.Thread(target=service.run, args=(Seconds(60.0),), daemon=True)
+        thread.start()
+        until(lambda: "w" in cluster.members() or not thread.is_alive())
+        assert cluster.members() == ["w"]
+        assert said[0] == "cannot reach the broker at x; trying again for at most 1 min 0 s"
+        service.stop()
+        thread.join(30)
+
+
+def lost(error: Exception, calls: list[int]) -> Membership:
+    calls.append(1)
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "patience", "several"),
+    [(ConnectionLost("nobody"), 0.0, False), (ConnectionLost("nobody"), 0.25, True), (SecurityError("expired"), 60.0, False)],
+)
+def test_a_first_call_ends_with_its_error(error: Exception, patience: float, *, several: bool) -> None:
+    calls: list[int] = []
+    service = Service(lambda: lost(error, calls), WorkerOptions(engine="reference"), lambda line: None)
+    with pytest.raises(type(error), match=str(error)):
+        service.run(Seconds(patience))
+    assert (len(calls) > 1) is several
+
+
+def test_a_worker_that_leaves_before_the_broker_answers() -> None:
+    calls: list[int] = []
+    service = Service(lambda: lost(ConnectionLost("nobody"), calls), WorkerOptions(engine="reference"), lambda line: None)
+    thread = threading.Thread(target=service.run, args=(Seconds(3600.0),), daemon=True)
+    thread.start()
+    until(lambda: calls)
+    service.part()
+    thread.join(30)
+    assert not thread.is_alive()

@@ -51,7 +51,7 @@ from farflung.broker.sessions import Sessions
 from farflung.broker.worker_reports import WorkerReports
 from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
-from farflung.errors import FarflungError, InputError
+from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.messages.schema import Message
 from farflung.protocol.events import MemberReset
 from farflung.security import Credentials, Ticket
@@ -414,8 +414,15 @@ def _split(listen: str) -> tuple[str, int]:
 
 
 def own_folder(home: Path) -> BinaryIO:
-    """Lock ``home`` until the returned file is closed: two brokers would use each other's tickets and write each other's runs."""
-    make_private_folder(home)
+    """Lock ``home`` until the returned file is closed: two brokers would use each other's tickets and write each other's runs.
+
+    Raises:
+        InputError: it can't be made, or another broker uses it.
+    """
+    try:
+        make_private_folder(home)
+    except SecurityError as error:
+        raise InputError(f"--home: {error}") from None
     file = (home / "lock").open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,7 +32,8 @@ class RunTable:
         with self.changed:
             found = self._live.get(run)
             if found is None:
-                known = ", ".join(list(self._live)[-_LISTED:]) or "none"
+                newest = list(self._live.values())[-_LISTED:]
+                known = ", ".join(f"{one.run} ({one.job.name})" for one in newest) or "none"
                 raise InputError(f"there is no run {run!r}; known runs: {known}")
             return found
 

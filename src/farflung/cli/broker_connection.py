@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farflung.cli.home import broker_folder, default_name, own_key, ticket_file
+from farflung.cli.home import broker_folder, client_name, own_key, ticket_file
 from farflung.cli.ticket_argument import parse_ticket
 from farflung.client.control import ControlClient
 from farflung.errors import DiskFull, FarflungError, InputError
@@ -28,11 +28,17 @@ def open_client(
 
 
 def join_broker(
-    ticket: str | None, folder: Path | None = None, *, reads: bool = False, activity: Activity | None = None
+    ticket: str | None,
+    folder: Path | None = None,
+    *,
+    reads: bool = False,
+    serves: bool = False,
+    activity: Activity | None = None,
 ) -> Membership:
     """Join as a client, with ``ticket`` or the one in ``folder``, the folder of this machine's broker.
 
     ``reads``: the command changes nothing, so it works on a full disk without a key of this user.
+    ``serves``: workers connect to this process, so it has a name of its own.
     ``activity`` shows that the connection is being made (default: standard error does, if it is a terminal).
 
     Raises:
@@ -43,8 +49,8 @@ def join_broker(
         if shown is not None:
             shown.phase("connecting to the broker", silent=True)
         if ticket is not None:
-            return _join(parse_ticket(ticket), lasting=not reads)
-        return _join_with_file(ticket_file(broker_folder(folder)))
+            return _join(parse_ticket(ticket), lasting=not reads, serves=serves)
+        return _join_with_file(ticket_file(broker_folder(folder)), serves=serves)
 
 
 def _activity() -> AbstractContextManager[Activity | None]:
@@ -55,7 +61,7 @@ def _activity() -> AbstractContextManager[Activity | None]:
     return Activity()
 
 
-def _join_with_file(path: Path) -> Membership:
+def _join_with_file(path: Path, *, serves: bool) -> Membership:
     if not path.exists() and (path.parent / "authority").is_dir():
         raise InputError(
             f"no broker runs with the folder {path.parent}: start it (farflung broker), "
@@ -67,12 +73,12 @@ def _join_with_file(path: Path) -> Membership:
             f"while it runs (looked for {path}; --home names another broker's folder)"
         )
     try:
-        return _join(Ticket.parse(path.read_text(encoding="ascii", errors="replace")), lasting=False)
+        return _join(Ticket.parse(path.read_text(encoding="ascii", errors="replace")), lasting=False, serves=serves)
     except FarflungError as error:
         raise type(error)(f"{error} (no --ticket was given: this is the ticket that a broker left in {path})") from error
 
 
-def _join(ticket: Ticket, *, lasting: bool) -> Membership:
+def _join(ticket: Ticket, *, lasting: bool, serves: bool) -> Membership:
     """``lasting``: the broker must recognize this user later. It need not with the owner's ticket, which overrides all keys."""
     try:
         key = own_key()
@@ -80,4 +86,4 @@ def _join(ticket: Ticket, *, lasting: bool) -> Membership:
         if lasting:
             raise
         key = new_key()
-    return join(ticket, name=default_name("client"), role="client", key=key)
+    return join(ticket, name=client_name(key, of_process=serves), role="client", key=key)

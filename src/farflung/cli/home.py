@@ -16,7 +16,7 @@ from farflung.security.user_home import home, own_key
 
 __all__ = [
     "broker_folder",
-    "default_name",
+    "client_name",
     "drop_ticket",
     "home",
     "keep_ticket",
@@ -33,8 +33,11 @@ __all__ = [
 
 
 def broker_folder(chosen: Path | None) -> Path:
-    """Return the folder of this machine's broker: ``chosen`` (``--home``), or ``broker`` in ``home()``."""
-    return chosen or home() / "broker"
+    """Return the folder of this machine's broker: ``chosen`` (``--home``), or ``broker`` in ``home()``.
+
+    It is absolute, since people read it on other machines, and in other folders.
+    """
+    return (chosen or home() / "broker").absolute()
 
 
 def known_broker(chosen: Path | None) -> Path:
@@ -72,13 +75,18 @@ def run_folder(run: str, broker: Path | None = None) -> Path:
     if found is None and Path(run).is_file():
         raise InputError(f"{run!r} is a file: name a run, or the folder of one")
     if found is None:
-        raise InputError(f"there is no run {run!r} in {runs}, and no such folder; runs there: {newest_runs(runs)}")
+        raise InputError(
+            f"there is no run {run!r} in {runs}, and no such folder; runs there: {newest_runs(runs)}; "
+            "of a broker elsewhere: run this on its machine, or copy the run's folder and name it"
+        )
     return found
 
 
 def newest_runs(runs: Path) -> str:
-    """Return the names of the newest runs in the folder ``runs`` as text ("none": there are none)."""
-    return (", ".join(sorted(found.name for found in runs.iterdir())[-8:]) if runs.is_dir() else "") or "none"
+    """Return the newest runs in the folder ``runs``, with the names of their jobs, as text ("none": there are none)."""
+    from farflung.telemetry.folder import newest_labels  # here: few commands need telemetry
+
+    return newest_labels(runs)
 
 
 def ticket_file(folder: Path) -> Path:
@@ -108,17 +116,22 @@ def drop_ticket(ticket: Ticket, folder: Path) -> None:
         path.unlink()
 
 
-def default_name(role: str) -> str:
-    """Return a member name from this machine's host name and process id."""
-    return f"{_host()}-{role}-{os.getpid()}"
+def client_name(key: bytes, *, of_process: bool = False) -> str:
+    """Return the name under which this user's commands join: one name, since a broker counts the names of a ticket.
+
+    ``of_process``: a name of this process only, for a command to which workers connect.
+    """
+    return f"client-{_host()}-{os.getpid() if of_process else _digits(key)}"
 
 
 def worker_name(key: bytes) -> str:
-    """Return the default name of this user's worker on this machine: the same at each start, so that its limits apply again.
+    """Return the default name of this user's worker on this machine: the same at each start, so that its limits apply again."""
+    return f"{_host()}-worker-{_digits(key)}"
 
-    The digits at the end depend on the user's ``key``: machines may have equal host names, and a name belongs to one key.
-    """
-    return f"{_host()}-worker-{hashlib.sha256(public_key_bytes(key)).hexdigest()[:6]}"
+
+def _digits(key: bytes) -> str:
+    """Return what tells users of equal host names apart: a name belongs to one ``key``."""
+    return hashlib.sha256(public_key_bytes(key)).hexdigest()[:6]
 
 
 def _host() -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "TicketOption",
     "VerboseOption",
     "about",
+    "address",
     "answer",
     "echo_json",
     "host",
@@ -58,10 +59,10 @@ def quantity(kind: type[Kind], text: str, option: str) -> Kind:
     """Return ``text`` as a quantity; ``option`` names its origin in errors.
 
     Raises:
-        InputError: it is not a quantity of this kind.
+        InputError: it is not a quantity of this kind, or its unit is missing.
     """
     try:
-        return kind.parse(text)
+        return kind.typed(text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
 
@@ -109,6 +110,19 @@ def readable_folder(path: Path, option: str) -> Path:
     except OSError as error:
         raise InputError(f"{option} {path} can't be read: {error.strerror}; check the rights of this user") from None
     return path
+
+
+def address(text: str, option: str) -> str:
+    """Return ``text``, the address HOST:PORT of another machine.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        split_address(text)
+    except SecurityError as error:
+        raise InputError(f"{option}: {error}") from None
+    return text
 
 
 def host(text: str | None, option: str) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from farflung.errors import InputError
 from farflung.units import Bytes, counted
 
-__all__ = ["AUTO", "DEVICE_KINDS", "ComputeDevice", "choose_device", "core_count", "cpu_model"]
+__all__ = ["AUTO", "DEVICE_KINDS", "ComputeDevice", "choose_device", "core_count", "cpu_model", "require_device"]
 
 AUTO = "auto"
 #: Kinds of devices, as PyTorch names them: NVIDIA and AMD (``cuda``), Apple (``mps``), Intel (``xpu``).
@@ -63,6 +65,49 @@ def choose_device(asked: str, found: Sequence[ComputeDevice]) -> ComputeDevice:
     if not fits:
         raise InputError(f"device {asked!r} is not available here: there is {there}; use one of these, or --device {AUTO}")
     return fits[0]
+
+
+def require_device(asked: str, drivers: Path = Path("/dev"), gpus: Path = Path("/proc/driver/nvidia/gpus")) -> None:
+    """See that this machine may have the device ``asked``, without loading an engine: its kind is known, and so is its driver.
+
+    It takes milliseconds, and PyTorch takes seconds. What it accepts may still be missing: ``choose_device`` has the last word.
+    ``drivers`` and ``gpus``: where Linux lists drivers, and the GPUs of NVIDIA's.
+
+    Raises:
+        InputError: the machine has no such device.
+    """
+    kind, _, number = asked.partition(":")
+    if kind not in (*DEVICE_KINDS, AUTO) or asked.endswith(":") or (number and not number.isdecimal()):
+        raise InputError(f"unknown device {asked!r}: known are {', '.join((AUTO, *DEVICE_KINDS))}, with a number, such as cuda:0")
+    remedy = f"use --device cpu, or --device {AUTO}; farflung doctor lists the devices"
+    if not _has_driver(kind, drivers):
+        raise InputError(f"device {asked!r} is not available here: this machine has no driver for {kind}; {remedy}")
+    count = len(list(gpus.iterdir())) if kind == "cuda" and gpus.is_dir() else 0
+    if count and number and int(number) >= count and not (drivers / "kfd").exists():
+        last = "" if count == 1 else f" to cuda:{count - 1}"
+        raise InputError(
+            f"device {asked!r} is not available here: this machine has {counted(count, 'GPU')}, cuda:0{last}; {remedy}"
+        )
+
+
+def _has_driver(kind: str, drivers: Path) -> bool:
+    """Return ``False`` only if no engine can reach a device of this ``kind``."""
+    match kind:
+        case "cuda":  # NVIDIA's library, or the driver of AMD's GPUs
+            return (drivers / "kfd").exists() or _loads("libcuda.so.1")
+        case "xpu":
+            return (drivers / "dri").exists() or (drivers / "dxg").exists()
+        case "mps":
+            return sys.platform == "darwin"
+    return True
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def cpu_model() -> str:

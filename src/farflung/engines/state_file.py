@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -151,6 +152,20 @@ class DiskSpace:
                 "offer more with --disk, or plan again"
             )
         return StateFile.create(self.folder, nbytes)
+
+    def check(self) -> None:
+        """See that a file can be made in the folder, and that the disk has as much free space as its owner offers.
+
+        Raises:
+            InputError: neither.
+        """
+        StateFile.create(self.folder, 0)
+        free = shutil.disk_usage(self.folder).free
+        if free < self.nbytes:
+            raise InputError(
+                f"--disk {Bytes(self.nbytes).written()}: the disk of {self.folder} has {Bytes(free)} free; offer less, "
+                "or name a folder on another disk with --disk-folder"
+            )
 
 
 def disk_rate(space: DiskSpace) -> float:

@@ -21,11 +21,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _unit(kind: type[Quantity]) -> AfterValidator:
-    """Check that a text is a quantity of this kind, and leave it as it is written."""
+    """Check that a text is a quantity of this kind with a unit, and leave it as it is written."""
 
     def check(text: str) -> str:
         try:
-            kind.parse(text)
+            kind.typed(text)
         except InputError as error:
             raise PydanticCustomError("quantity", "{reason}", {"reason": str(error)}) from None
         return text

@@ -11,7 +11,7 @@ In the order of data flow:
 
 from farflung.optim.document import check_optimizer, needs_rules, read_rules, rules_of, write_rules
 from farflung.optim.eight_bits import SCALE, check_stored, packed_states, packs, stored_shapes, unpacked_states
-from farflung.optim.figures import file_bytes, state_bytes, state_factor, update_bytes, update_flops
+from farflung.optim.figures import checkpoint_bytes, file_bytes, state_bytes, state_factor, update_bytes, update_flops
 from farflung.optim.program import NARROW, WIDE_SLOTS, Rule, RuleBook, StateSlot, UpdateProgram, updated_dtype
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "UpdateProgram",
     "check_optimizer",
     "check_stored",
+    "checkpoint_bytes",
     "file_bytes",
     "needs_rules",
     "packed_states",

@@ -64,6 +64,11 @@ def file_bytes(spec: OptimizerSpec, graph: Graph, names: Collection[str]) -> int
     return math.ceil(state_bytes(spec, graph, names)) + _MOST_ARRAYS * _PAGE * len(names)
 
 
+def checkpoint_bytes(spec: OptimizerSpec, graph: Graph) -> float:
+    """Bytes of optimizer state in a checkpoint of ``graph``."""
+    return sum(_held_bytes(spec, graph, name) for name in graph.trained)
+
+
 def _held_bytes(spec: OptimizerSpec, graph: Graph, name: str) -> float:
     return _table(spec, graph)[name][0] if spec.rules else _named_bytes(spec, graph.state[name].spec)
 

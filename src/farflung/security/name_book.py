@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from farflung.errors import DiskFull, SecurityError
+from farflung.errors import DiskFull, InputError, SecurityError
 from farflung.security.book import Book
 
 __all__ = ["Binding", "NameBook"]
@@ -129,7 +129,7 @@ class NameBook:
         """Whoever joins next under ``name`` may have it (whoever has a certificate keeps it until it ends).
 
         Raises:
-            SecurityError: nobody has it; the text lists the names that are bound.
+            InputError: nobody has it; the text lists the names that are bound.
             DiskFull: there is no space to write that down.
         """
         with self._lock, self._book.transaction() as book:
@@ -137,7 +137,7 @@ class NameBook:
             known = [str(row[0]) for row in book.execute("SELECT name FROM names ORDER BY name LIMIT 20")]
             gone += self._unwritten.pop(name, None) is not None
         if not gone:
-            raise SecurityError(f"no key has the name {name!r}; bound are {', '.join(known) or 'none'}")
+            raise InputError(f"no key has the name {name!r}; bound are {', '.join(known) or 'none'}")
 
     def _binding(self, name: str) -> Binding | None:
         """The newest binding of ``name``, which may have ended (under the lock)."""

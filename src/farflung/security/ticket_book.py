@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.errors import SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.security.book import Book
 from farflung.security.certificates import check_name
 from farflung.security.tickets import Ticket, describe_time
@@ -52,11 +52,12 @@ class TicketBook:
         """A new ticket for ``scope``, good from ``now`` (Unix seconds) for ``validity`` seconds.
 
         Raises:
-            SecurityError: the scope, an address, the fingerprint or the validity is not usable.
+            InputError: the validity is too short.
+            SecurityError: the scope, an address or the fingerprint is not usable.
         """
         check_name(scope, "ticket scope")
         if not validity >= 1.0:
-            raise SecurityError(f"a ticket must be good for at least one second, got {float(validity)}")
+            raise InputError(f"a ticket must be valid for at least one second, got {float(validity)}")
         ticket = Ticket(
             scope=scope,
             addresses=tuple(addresses),
@@ -110,14 +111,14 @@ class TicketBook:
         """Make a ticket useless from now on, for members who joined with it, too; a second call changes nothing.
 
         Raises:
-            SecurityError: no ticket has that id; the text lists the known ones.
+            InputError: no ticket has that id; the text lists the known ones.
         """
         with self._book.transaction() as book:
             book.execute("UPDATE tickets SET revoked = ? WHERE ticket_id = ? AND revoked IS NULL", (now, ticket_id))
             row = book.execute("SELECT * FROM tickets WHERE ticket_id = ?", (ticket_id,)).fetchone()
         if row is None:
             known = ", ".join(record.ticket_id for record in self.list()) or "none"
-            raise SecurityError(f"no ticket has the id {ticket_id!r}; known are {known}")
+            raise InputError(f"no ticket has the id {ticket_id!r}; known are {known}")
         return _record(row)
 
     def forget(self, ticket_id: str) -> None:

@@ -19,6 +19,7 @@ A folder without ``result.json`` belongs to a run that was cut short or still go
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult, committed, read_record
 from farflung.telemetry.whole_lines import append_lines
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "newest_labels"]
+
+#: A list of runs has at most so many.
+_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,14 @@ class RunFolder:
     def job(self) -> Path:
         """``job.json``."""
         return self.root / "job.json"
+
+    @property
+    def label(self) -> str:
+        """The name of the run with that of its job, for lists that people choose from."""
+        try:
+            return f"{self.root.name} ({json.loads(self.job.read_bytes())['name']})"
+        except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one
+            return self.root.name
 
     @property
     def graph(self) -> Path:
@@ -158,6 +170,20 @@ class RunFolder:
             return RunResult.from_json(text)
         except DataError as error:
             raise DataError(f"{self.result}: {error}") from None
+
+
+def newest_labels(runs: Path) -> str:
+    """Return the newest runs in the folder ``runs``, with the names of their jobs, as text ("none": there are none)."""
+    found = sorted(runs.glob("*/job.json"), key=_age)
+    return ", ".join(RunFolder(job.parent).label for job in found[-_LISTED:]) or "none"
+
+
+def _age(job: Path) -> float:
+    """Return when a run was submitted, in Unix seconds (0: its folder was deleted meanwhile)."""
+    try:
+        return job.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _lines(path: Path) -> list[str]:

@@ -71,13 +71,15 @@ class Service:
         self._worker: Worker | None = None
 
     def run(self, patience: Seconds) -> None:
-        """Serve; a broker that is lost without a goodbye is called again for at most ``patience``.
+        """Serve; a broker that does not answer, or is lost without a goodbye, is called again for at most ``patience``.
 
         Raises:
-            ConnectionLost: the broker said goodbye, or did not return in time.
+            ConnectionLost: the broker said goodbye, or did not answer in time.
             FarflungError: the broker refuses this worker.
         """
-        worker = self._first()
+        worker = self._first(patience)
+        if worker is None:
+            return
         try:
             self._serve(worker, patience)
         finally:
@@ -105,21 +107,24 @@ class Service:
                         self._say(f"{error}; trying again for at most {patience}")
                 if now >= until:
                     raise
-                again = self._again(worker, until, error)
+                again = self._again(worker.membership, until, error)
             finally:
                 worker.close()
             if again is None:
                 return
             worker = self._start(again, worker.carried)
 
-    def _first(self) -> Worker:
+    def _first(self, patience: Seconds) -> Worker | None:
         """Register with the broker, then load PyTorch, measure the device and return the worker of the first session.
 
         The broker lists the machine as joining meanwhile. A wrong ticket is reported before the slow part.
+        Return ``None`` if this worker leaves before the broker answers.
         """
         require_engine(self._options.engine)
         self._phase("connecting to the broker")
-        member = self._enter()
+        member = self._register(patience)
+        if member is None:
+            return None
         self._say(Detail(f"{member.name}: registered with the broker at {member.client.address}"))
         with ExitStack() as undo:  # the broker must not list a machine that does not come
             undo.callback(member.client.close)
@@ -134,6 +139,17 @@ class Service:
             undo.pop_all()
         self._phase("")
         return worker
+
+    def _register(self, patience: Seconds) -> Membership | None:
+        """Join; a broker that does not answer yet is called again for at most ``patience`` (None: this worker leaves)."""
+        try:
+            return self._enter()
+        except ConnectionLost as error:
+            if not patience:
+                raise
+            until = monotonic() + patience
+            self._say(f"{error}; trying again for at most {patience}")
+            return self._again(None, until, error)
 
     def links(self) -> Mapping[str, LinkStatistics] | None:
         """Return the traffic of this session with each peer (None: there is no session)."""
@@ -213,8 +229,8 @@ class Service:
             worker.stop()
         return worker
 
-    def _again(self, worker: Worker, until: float, error: FarflungError) -> Membership | None:
-        """Join again, with growing pauses (None: this worker leaves).
+    def _again(self, old: Membership | None, until: float, error: FarflungError) -> Membership | None:
+        """Join again, with growing pauses (None: this worker leaves). ``old``: as which it was joined before.
 
         Raises:
             FarflungError: why the last try failed.
@@ -224,7 +240,8 @@ class Service:
             try:
                 return self._enter()
             except SecurityError:  # a ticket expires early, a certificate is valid for seven days
-                old = worker.membership
+                if old is None:
+                    raise
                 return replace(old, client=RpcClient(old.client.address, old.credentials))
             except ConnectionLost as failure:
                 error = failure

@@ -140,7 +140,7 @@ def test_names_without_a_log(
 ) -> None:
     run = trained(cluster)
     (err,) = shown(capsys, "nobody", code=2)
-    assert err == f"farflung: the broker knows no run and no worker 'nobody': farflung status lists them; runs: {run.run}"
+    assert err == f"farflung: the broker knows no run and no worker 'nobody': farflung status lists them; runs: {run.run} (tiny)"
     (err,) = shown(capsys, tmp_path / "corpus", code=2)
     assert "corpus has no log (run.log): it is not a run's folder, or an older version made it; try farflung report" in err
     monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "elsewhere"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.broker.records.checkpoint_room import CheckpointRoom
 from farflung.broker.records.run_folders import RunFolders, StorageSettings
 from farflung.client.connection import Client
 from farflung.errors import InputError, SecurityError
@@ -87,8 +88,7 @@ def test_a_submission_larger_than_the_limit_stores_nothing(home: Path) -> None:
     with Loopback(home, 0, storage=limit) as cluster:
         with pytest.raises(InputError, match="keeps 20 kB of a run at most, and these documents would pass that"):
             cluster.submit(text_job(steps=1))
-        (folder,) = (home / "broker" / "runs").iterdir()
-        assert [file.name for file in folder.iterdir()] == ["owner.json"]
+        assert list((home / "broker" / "runs").iterdir()) == []
 
 
 # -- folders --------------------------------------------------------------------------------------------------------------
@@ -166,3 +166,37 @@ def test_uploads_have_limits(tmp_path: Path) -> None:
         list(place.counted("run-2", [b"x" * 700]))
     place.claim("run-3", BEN)
     assert len(list(place.counted("run-3", [b"x" * 700]))) == 1, "another ticket"
+
+
+def test_a_run_whose_checkpoints_do_not_fit_is_refused_before_it_trains(tmp_path: Path) -> None:
+    place = folders(tmp_path, run=10_000, ticket=20_000)
+    place.claim("run-1", ANN)
+    kept = sum(file.stat().st_size for file in (tmp_path / "runs").rglob("*.json"))
+    room = CheckpointRoom(one=3000, surely=2, most=2)
+    assert place.check_checkpoints("run-1", 4000 - kept, room) == ""
+    with pytest.raises(InputError) as caught:
+        place.check_checkpoints("run-1", 4100 - kept, room)
+    assert str(caught.value) == (
+        "run 'run-1': the broker keeps 10 kB of a run at most, and 2 checkpoints of 3 kB beside the 4.1 kB of the job would pass "
+        "that; keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit, such as '11.1 kB'"
+    )
+    warning = place.check_checkpoints("run-1", 4000 - kept, CheckpointRoom(one=3000, surely=1, most=3))
+    assert warning == (
+        "warning: run 'run-1': the broker keeps 10 kB of a run at most, and up to 3 checkpoints of 3 kB at once would pass "
+        "that; keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit, such as '14.3 kB'"
+    )
+    (place.claim("run-2", ANN) / "weights").write_bytes(bytes(14_000))
+    with pytest.raises(InputError, match=r"remove old runs there, or start the broker with a larger --ticket-limit, such as '2"):
+        place.check_checkpoints("run-1", 4000 - kept, room)
+
+
+def test_a_checkpoint_beyond_the_limit_names_its_size_and_a_limit(tmp_path: Path) -> None:
+    place = folders(tmp_path, run=1000, ticket=1500)
+    kept = sum(file.stat().st_size for file in place.claim("run-1", ANN).iterdir())
+    (place.path("run-1") / "job.json").write_bytes(bytes(500 - kept))
+    with pytest.raises(InputError) as caught:
+        list(place.counted("run-1", [bytes(501)], CheckpointRoom(one=600, surely=1, most=3)))
+    assert str(caught.value) == (
+        "run 'run-1': the broker keeps 1 kB of a run at most, and a checkpoint of 600 B beside the 500 B there would pass that; "
+        "keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit, such as '2.53 kB'"
+    )

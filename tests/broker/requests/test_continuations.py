@@ -140,7 +140,7 @@ def test_an_unknown_run_is_refused_at_once(cluster: Loopback, capsys: pytest.Cap
     for arguments in (("--resume", "run-typo"), (tmp_path / "job.toml", "--resume", "run-typo"), (tmp_path / "job.toml",)):
         code, out, err = submit(capsys, *arguments)
         assert (code, out) == (2, ""), "before the capture"
-        assert err == f"farflung: there is no run 'run-typo' to resume; known runs: {first.run}\n"
+        assert err == f"farflung: there is no run 'run-typo' to resume; known runs: {first.run} (tiny)\n"
 
 
 def test_what_can_not_be_resumed(cluster: Loopback, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

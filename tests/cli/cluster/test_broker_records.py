@@ -170,6 +170,10 @@ def test_what_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, _, err = typed(capsys, "backup", str(tmp_path / "b.tar"), "--home", str(tmp_path / "none"))
     assert code == 2
     assert "is no broker's folder" in err
+    (tmp_path / "home" / "authority").mkdir(parents=True)
+    place = tmp_path / "none" / "b.tar"
+    code, _, err = typed(capsys, "backup", str(place), "--home", str(tmp_path / "home"))
+    assert (code, err) == (2, f"farflung: {place} can't be written: No such file or directory; choose another file\n")
     code, _, err = typed(capsys, "restore", str(tmp_path / "b.tar"), "--home", str(tmp_path / "new"))
     assert code == 2
     assert err == (f"farflung: {tmp_path}/b.tar is no file: name a file of farflung backup\n")

@@ -1,4 +1,4 @@
-"""``farflung join --data``: a folder that is not there, or can't be read, ends it before the broker is asked."""
+"""``farflung join``: what this machine can't do ends the command before the broker is asked."""
 
 from __future__ import annotations
 
@@ -91,3 +91,61 @@ def test_a_mapping_needs_a_library(tmp_path: Path, capsys: pytest.CaptureFixture
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     found = refused(capsys, tmp_path, "--map-port")
     assert found.endswith("--map-port needs async-upnp-client, which is not installed here: pip install 'farflung[upnp]'")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a b", "--name: member name 'a b' must be 1 to 63 letters, digits, '-' or '_', with a letter or digit at both ends"),
+        ("Attic", "--name: member name 'Attic' must have no capital letters, since TLS takes 'attic' for the same: use that one"),
+    ],
+)
+def test_a_name_that_no_certificate_can_have(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, says: str) -> None:
+    assert refused(capsys, tmp_path, "--name", name) == f"farflung: {says}"
+
+
+def test_a_taken_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        found = refused(capsys, tmp_path, "--listen", address)
+    assert found.startswith(
+        f"farflung: cannot listen at {address}: is the port taken, or the address not this machine's? --listen names another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("gpu", "unknown device 'gpu': known are auto, cpu, cuda, mps, xpu, with a number, such as cuda:0"),
+        ("mps", "device 'mps' is not available here: this machine has no driver for mps; use --device cpu, or --device auto"),
+    ],
+)
+def test_a_missing_device(tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, says: str) -> None:
+    for words in (("--device", device), ("--devices", f"{device},{device}")):
+        assert refused(capsys, tmp_path, *words).startswith(f"farflung: {says}")
+
+
+def test_a_disk_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    place = tmp_path / "file" / "folder"
+    found = refused(capsys, tmp_path, "--disk", "1 MB", "--disk-folder", str(place))
+    assert found.startswith(f"farflung: --disk-folder {place}: no file can be made there (")
+    found = refused(capsys, tmp_path, "--disk", "9000 TB", "--disk-folder", str(tmp_path))
+    assert re.fullmatch(
+        rf"farflung: --disk 9000 TB: the disk of {tmp_path} has [\d.]+ .?B free; offer less, "
+        "or name a folder on another disk with --disk-folder",
+        found,
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--bandwidth", 'a rate needs a unit, got \'20\'; write "20 Mbit/s" or "20 MB/s"'),
+        ("--memory", 'a number of bytes needs a unit, got \'20\'; write "20 GB" or "20 MB"'),
+        ("--disk", 'a number of bytes needs a unit, got \'20\'; write "20 GB" or "20 MB"'),
+        ("--peak", 'a speed needs a unit, got \'20\'; write "20 TFLOP/s" or "20 GFLOP/s"'),
+    ],
+)
+def test_a_size_without_a_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, says: str) -> None:
+    assert refused(capsys, tmp_path, option, "20") == f"farflung: {option}: {says}"

@@ -224,6 +224,11 @@ def test_a_worker_of_this_machine_is_told_by_its_file(home: Path, capsys: pytest
     code, _, err = run(capsys, "limit", "--bandwidth", "0 Mbit/s")
     assert code == 2
     assert err == "farflung: a limit of bandwidth must be at least 8 bit/s, got 0 bit/s: farflung pause lets a worker rest\n"
+    for option in ("--bandwidth", "--memory"):
+        code, _, err = run(capsys, "limit", option, "20")
+        assert code == 2
+        assert err.startswith(f"farflung: {option}: a ")
+        assert " needs a unit, got '20'; write " in err
     assert run(capsys, "limit", "attic", "--hours", "", "--memory", "", "--bandwidth", "")[1] == "attic: no limits\n"
     assert run(capsys, "drain")[1] == "attic: leaves after the run that it works on, at once if there is none\n"
     assert wishes.read().parting == "drain"
@@ -265,6 +270,20 @@ def test_a_worker_elsewhere_is_told_through_the_broker(
         2,
         "farflung: name the worker: farflung leave NAME --ticket TICKET (farflung status lists the workers)\n",
     )
+
+
+def test_a_mistyped_worker_of_this_machine(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cellar, attic = (OwnerLimitsFile(home / "home" / "members", name) for name in ("cellar", "attic"))
+    cellar.begin({})
+    cellar.end()
+    end = "; of another machine: farflung leave NAME --ticket TICKET\n"
+    assert run(capsys, "leave", "atic") == (
+        2,
+        "",
+        f"farflung: no worker 'atic' runs on this machine; none runs here (known here: cellar){end}",
+    )
+    attic.begin({})
+    assert run(capsys, "leave", "atic")[2] == (f"farflung: no worker 'atic' runs on this machine; running here: attic{end}")
 
 
 def test_several_workers_are_listed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

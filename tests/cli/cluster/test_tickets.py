@@ -1,17 +1,21 @@
-"""``farflung ticket issue`` knows the address of its broker."""
+"""``farflung ticket``: what tickets name, who has joined with them, and what is no ticket or name."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from farflung.broker.process import Broker
+from farflung.cli.home import client_name
 from farflung.cli.main import main
 from farflung.clock import wall_time
 from farflung.security import Ticket
+from farflung.security.certificates import new_key
 from farflung.security.name_book import NameBook
+from tests.support.error_lines import line, main_ok
 
 
 def issue(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[object, str, str]:
@@ -55,3 +59,43 @@ def test_a_new_ticket_is_found_in_the_list(tmp_path: Path, capsys: pytest.Captur
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines[first].endswith("  1 member")
     assert lines[known["id"]].endswith("  0 members")
+
+
+def test_all_commands_of_a_user_are_one_member(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
+    broker = Broker(tmp_path / "broker", listen="127.0.0.1:0")
+    try:
+        ticket = broker.ticket("submit")
+        for number in range(3):
+            monkeypatch.setattr(os, "getpid", lambda number=number: 4_000_000 + number)  # each command is a process
+            assert main_ok("status", "--ticket", str(ticket)) == 0
+        capsys.readouterr()
+        assert main_ok("ticket", "list", "--home", str(tmp_path / "broker")) == 0
+        assert capsys.readouterr().out.splitlines()[-1].endswith("  1 member")
+    finally:
+        broker.close()
+
+
+def test_a_process_to_which_workers_connect_has_a_name_of_its_own() -> None:
+    key, other = new_key(), new_key()
+    assert client_name(key) == client_name(key)
+    assert len({client_name(key), client_name(other), client_name(key, of_process=True)}) == 3
+    assert client_name(key, of_process=True).endswith(f"-{os.getpid()}")
+
+
+def test_what_is_mistyped_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = str(tmp_path / "broker")
+    Broker(Path(home), listen="127.0.0.1:0").close()
+    said = line(capsys, "ticket", "issue", "--home", home, "--address", "here", code=2)
+    assert said == "--address: 'here' is not an address; write host:port, e.g. broker.example.org:7070"
+    said = line(capsys, "ticket", "issue", "--home", home, "--address", "a:1", "--valid", "0 s", code=2)
+    assert said == "a ticket must be valid for at least one second, got 0.0"
+    assert line(capsys, "ticket", "revoke", "t1", "--home", home, code=2) == "no ticket has the id 't1'; known are none"
+    assert line(capsys, "ticket", "free", "attic", "--home", home, code=2) == "no key has the name 'attic'; bound are none"
+    assert line(capsys, "doctor", "--broker", "here", code=2).startswith("--broker: 'here' is not an address")
+    (tmp_path / "file").write_text("x")
+    place = tmp_path / "file" / "broker"
+    said = line(capsys, "broker", "--no-web", "--listen", "127.0.0.1:0", "--home", str(place), code=2)
+    assert said == f"--home: cannot make the state folder {place}: Not a directory; choose a folder that you may write"

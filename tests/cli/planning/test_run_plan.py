@@ -57,14 +57,16 @@ def test_what_is_neither_a_job_nor_a_run_is_an_error(trained: Path, tmp_path: Pa
     code, _, err = run(["plan", "run-b", "--home", runs.parent], capsys)
     assert code == 2
     assert f"'run-b' is neither a job file nor a run in {runs}: name a job file (TOML), a run, or the folder of a run" in err
-    assert "runs there: run-a" in err
+    assert "runs there: run-a (" in err
     (trained / "plan.json").unlink()
     code, _, err = run(["plan", trained], capsys)
     assert code == 2
     assert f"the run in {trained} has no plan yet (plan.json is missing): wait until the run starts (farflung status)" in err
     job = tmp_path / "job.toml"
     job.write_text(JOB)
-    code, _, err = run(["plan", job], capsys)
-    assert code == 2
-    assert "a job file needs a topology to plan for: add --topology FILE or --topology PRESET" in err
-    assert err.endswith("(farflung profile --save FILE measures your workers)\n")
+    wants = "farflung: a job file needs a topology to plan for: add --topology FILE or --topology PRESET; for the workers of "
+    remote = "your broker, farflung profile --ticket TICKET --save links.toml writes FILE\n"
+    assert run(["plan", job, "--home", tmp_path], capsys)[::2] == (2, wants + remote)
+    (tmp_path / "submit-ticket").write_text("x")
+    here = f"the broker on this machine, farflung profile --home {tmp_path} --save links.toml writes FILE\n"
+    assert run(["plan", job, "--home", tmp_path], capsys)[::2] == (2, wants + here)

@@ -72,6 +72,26 @@ def test_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "is not a complete run folder, it lacks job.json, plan.json, metrics.jsonl" in capsys.readouterr().err
 
 
+def test_a_run_folder_at_hand_needs_neither_a_broker_nor_a_ticket(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path / "home"))
+    folder = run_folder(tmp_path / "copied", "gpt")
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as over:
+        main(["report", "."])
+    assert over.value.code == 0
+    assert capsys.readouterr().out == "report.html\n"
+    assert "<title>gpt" in (folder / "report.html").read_text()
+    with pytest.raises(SystemExit) as over:
+        main(["report", "run-1"])
+    assert over.value.code == 2
+    assert capsys.readouterr().err == (
+        f"farflung: there is no run 'run-1' in {tmp_path}/home/broker/runs, and no such folder; runs there: none; "
+        "of a broker elsewhere: run this on its machine, or copy the run's folder and name it\n"
+    )
+
+
 def test_after_submit(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run-1", "first")
     assert report_here(folder) == f"report: {folder / 'report.html'}"

@@ -49,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("command", "says"),
     [
         ("submit job.toml --emulate", "--emulate needs the links of a topology: add --topology FILE"),
-        ("profile --home nowhere", "(looked for nowhere/submit-ticket; --home names another broker's folder)"),
+        ("profile --home nowhere", "/nowhere/submit-ticket; --home names another broker's folder)"),
         ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'; write e.g. \"2 s\""),
         ("join @nowhere", "there is no file 'nowhere' that could hold a ticket: check the path after @"),
         ("plan sync.toml --topology two-laptops", "sync.toml: strategy 'local_sgd' has no setting 'every'"),

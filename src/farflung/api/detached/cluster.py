@@ -111,7 +111,7 @@ class Cluster:
         runs = self.runs()
         found = next((one for one in runs if one.run == run), None)
         if found is None:
-            known = ", ".join(one.run for one in runs[-5:]) or "none"
+            known = ", ".join(f"{one.run} ({one.job})" for one in runs[-5:]) or "none"
             raise InputError(f"the broker has no run {run!r:.80}: the newest are {known}")
         return found
 

@@ -1,6 +1,7 @@
 """What the broker stores on disk.
 
 - ``run_folders``: ``RunFolders``: folders of runs, their owners and limits.
+- ``checkpoint_room``: how much disk space the checkpoints of a run take.
 - ``bundle_file``: the job of a run with its graphs.
 - ``journal``: ``Journal``: which runs there are and how far each is, in SQLite.
 - ``run_store``: ``RunStore``: documents, metrics and checkpoints of one run.

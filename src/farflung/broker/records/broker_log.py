@@ -19,6 +19,7 @@ from farflung.broker.records.watch_history import write_history
 from farflung.errors import InputError
 from farflung.messages.schema import Message
 from farflung.messages.watching import CheckpointWritten, GeneratedText, Note, Planned, RecordLine
+from farflung.telemetry.folder import newest_labels
 from farflung.telemetry.log_file import LogPart, LogWriter, read_last, read_more
 from farflung.telemetry.records import EvaluationRecord, StepRecord, read_record
 from farflung.units import Seconds
@@ -29,8 +30,6 @@ _BROKER, _RUN = "broker.log", "run.log"
 _OF_RUN = re.compile(r"run ([\w-]+): (.*)", re.DOTALL)
 #: Seconds of training from one logged step to the next.
 _STEP_SECONDS = 10.0
-#: How many runs an error lists.
-_LISTED = 8
 #: Of so many last lines a text that is both printed and sent to watchers is written once, whichever comes first.
 _RECENT = 16
 
@@ -130,8 +129,7 @@ def find_log(home: Path, name: str) -> Log:
     mentions = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
     log = Log(path=own, wanted=lambda line: mentions.search(line) is not None)
     if not log.last(1).lines:
-        runs = sorted(place.name for place in (home / "runs").iterdir()) if (home / "runs").is_dir() else []
-        known = ", ".join(runs[-_LISTED:]) or "none"
+        known = newest_labels(home / "runs")
         raise InputError(f"the broker knows no run and no worker {name!r}: farflung status lists them; runs: {known}")
     return log
 

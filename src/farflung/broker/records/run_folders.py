@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.broker.quotas import Quotas
+from farflung.broker.records.checkpoint_room import CheckpointRoom, roomy
 from farflung.broker.replication.leadership import Leadership
 from farflung.checkpoint.store import write_file
 from farflung.errors import InputError, SecurityError
 from farflung.security import Caller
-from farflung.units import Bytes
+from farflung.units import Bytes, counted
 
 __all__ = ["RunFolders", "StorageSettings", "safe_name"]
 
@@ -86,6 +88,12 @@ class RunFolders:
             write_file(folder / _OWNER, [json.dumps(owner).encode()])
         return folder
 
+    def discard(self, run: str) -> None:
+        """Delete what was sent for a run that is refused: it would count toward the limits."""
+        with self._lock:
+            shutil.rmtree(self.path(run), ignore_errors=True)
+            self._owners.pop(run, None)
+
     def ticket(self, run: str) -> str:
         """The ticket with which ``run`` was submitted ("": unknown)."""
         return self._owner(self.path(run)).ticket
@@ -132,14 +140,21 @@ class RunFolders:
             self.check(found.relative_to(root).parts[0], caller, "resume from it")
         return chosen
 
-    def counted(self, run: str, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    def counted(
+        self, run: str, pieces: Iterable[bytes | memoryview], room: CheckpointRoom | None = None
+    ) -> Iterator[bytes | memoryview]:
         """``pieces`` of an upload for ``run``, as long as the limits allow.
+
+        ``room``: what the checkpoints of the run take, if the upload is a part of one.
 
         Raises:
             InputError: what is kept would be more than the broker keeps of a run, or of a ticket's runs.
         """
         arrived = 0
         kept, others = self._stored(run)
+        what, need = "this upload", 0
+        if room is not None:
+            what, need = f"a checkpoint of {Bytes(room.one)} beside the {Bytes(kept)} there", kept + room.most * room.one
         try:
             for piece in pieces:
                 size = memoryview(piece).nbytes
@@ -147,7 +162,7 @@ class RunFolders:
                 with self._lock:
                     self._arriving[run] = self._arriving.get(run, 0) + size
                     arriving = self._arriving[run]
-                self._check_room(run, kept + arriving, others, "this upload")
+                self._check_room(run, kept + arriving, others, what, need)
                 yield piece
         finally:
             with self._lock:
@@ -164,22 +179,46 @@ class RunFolders:
         kept, others = self._stored(run)
         self._check_room(run, kept + size, others, "these documents")
 
+    def check_checkpoints(self, run: str, size: int, room: CheckpointRoom) -> str:
+        """See that there is room for the documents of a submission, of ``size`` bytes, and for the checkpoints of its run.
+
+        Return a warning if there may be more checkpoints at once than there is room for (empty: there may not).
+
+        Raises:
+            InputError: the run would surely end at a checkpoint.
+        """
+        kept, others = self._stored(run)
+        kept += size
+        surely, need = kept + room.surely * room.one, kept + room.most * room.one
+        what = f"{counted(room.surely, 'checkpoint')} of {Bytes(room.one)} beside the {Bytes(kept)} of the job"
+        self._check_room(run, surely, others, what, need)
+        try:
+            what = f"up to {counted(room.most, 'checkpoint')} of {Bytes(room.one)} at once"
+            self._check_room(run, need, others, what, need)
+        except InputError as error:
+            return f"warning: {error}"
+        return ""
+
     def _stored(self, run: str) -> tuple[int, int]:
         """Return the bytes that are stored of ``run``, and of the other runs of its ticket."""
         ticket = self._owner(self.path(run)).ticket
         others = sum(_size(folder) for folder in self._folders() if folder.name != run and self._owner(folder).ticket == ticket)
         return _size(self.path(run)), others
 
-    def _check_room(self, run: str, size: int, others: int, what: str) -> None:
+    def _check_room(self, run: str, size: int, others: int, what: str, need: int = 0) -> None:
+        """See that ``size`` bytes of ``run``, and ``others`` of the other runs of its ticket, are within the limits.
+
+        ``need``: bytes of the run with all of its checkpoints (0: unknown).
+        """
         if size > self._settings.run:
             raise InputError(
                 f"run {run!r}: the broker keeps {self._settings.run} of a run at most, and {what} would pass that; "
-                "keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit"
+                f"keep fewer checkpoints (checkpoint.keep), or start the broker with a larger --run-limit{_wish(need)}"
             )
         if others + size > self._settings.ticket:
             raise InputError(
-                f"run {run!r}: the broker keeps {self._settings.ticket} of all runs of a ticket at most, and {what} "
-                "would pass that; remove old runs there, or start the broker with a larger --ticket-limit"
+                f"run {run!r}: the broker keeps {self._settings.ticket} of all runs of a ticket at most, and {what} would pass "
+                f"that; remove old runs there, or start the broker with a larger --ticket-limit{_wish(need and others + need)}"
             )
 
     def _folders(self) -> list[Path]:
@@ -195,6 +234,11 @@ class RunFolders:
             return _Owner(key="nobody's")
         self._owners[folder.name] = found
         return found
+
+
+def _wish(need: int) -> str:
+    """Return the limit that has room for ``need`` bytes (empty: unknown)."""
+    return f", such as '{roomy(need)}'" if need else ""
 
 
 def _size(folder: Path) -> int:

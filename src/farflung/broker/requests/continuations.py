@@ -15,6 +15,7 @@ from farflung.job import from_json as job_from_json
 from farflung.messages.calls import ResumableAnswer
 from farflung.messages.submission import Bundle
 from farflung.security import Caller
+from farflung.telemetry.folder import RunFolder
 
 __all__ = ["Continuations"]
 
@@ -38,7 +39,7 @@ class Continuations:
         """
         folder = self.folders.source(source, caller)
         if not folder.is_dir():
-            known = ", ".join(self._known(caller)[-_LISTED:]) or "none"
+            known = ", ".join(found.label for found in self._known(caller)[-_LISTED:]) or "none"
             raise InputError(f"there is no run {source!r} to resume; known runs: {known}")
         return folder
 
@@ -91,11 +92,11 @@ class Continuations:
                     f"run {run!r} is not over ({known.state.value}): farflung watch {run} shows it, farflung stop {run} ends it"
                 )
 
-    def _known(self, caller: Caller) -> list[str]:
+    def _known(self, caller: Caller) -> list[RunFolder]:
         """The caller's runs, the oldest first."""
         root = self.folders.root
         found = [place for place in root.iterdir() if (place / "job.json").is_file()] if root.is_dir() else []
-        return [place.name for place in sorted(found, key=_age) if self.folders.owns(place.name, caller)]
+        return [RunFolder(place) for place in sorted(found, key=_age) if self.folders.owns(place.name, caller)]
 
 
 def _age(folder: Path) -> float:

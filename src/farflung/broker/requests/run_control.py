@@ -43,7 +43,9 @@ class RunControl:
             known = self.runs.machine.runs.get(run)
             if known is not None and known.state.over:
                 raise InputError(f"run {run!r} is over already: {known.state.value}{f', {known.cause}' if known.cause else ''}")
-        if known is not None:
+        if known is None:
+            self.runs.live(run)  # else the error lists the runs
+        else:
             self.folders.check(run, caller, "stop it")
         self.handle(StopRequested(run=run, now=now))  # without the lock: it may write files
         with self.runs.changed:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from farflung.broker.live_run import LiveRun, new_run
 from farflung.broker.quotas import TicketQuotas
 from farflung.broker.records.bundle_file import store_bundle, stored_bytes
+from farflung.broker.records.checkpoint_room import checkpoint_room
 from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.requests.continuations import Continuations
 from farflung.broker.requests.document_check import check_documents
@@ -20,6 +21,7 @@ from farflung.messages.calls import Checking, Resumable, ResumableAnswer, Resume
 from farflung.messages.remote_calls import serve, serve_all
 from farflung.messages.schema import Message
 from farflung.messages.submission import Bundle
+from farflung.messages.watching import Note
 from farflung.security import Caller
 from farflung.transports.rpc.calls import Call
 from farflung.transports.rpc.server import RpcServer
@@ -91,7 +93,15 @@ class Submissions:
 
         def write() -> None:
             packed = bundle.to_bytes()
-            self.folders.check_documents(bundle.run, stored_bytes(bundle, packed))
+            size = stored_bytes(bundle, packed)
+            try:
+                self.folders.check_documents(bundle.run, size)
+                warning = self.folders.check_checkpoints(bundle.run, size, checkpoint_room(bundle))
+            except InputError:
+                self.folders.discard(bundle.run)
+                raise
+            if warning:
+                live.records.log.mark(Note(text=warning))
             self._adopt_checkpoint(live, bundle, caller)
             live.store.write_bundle(bundle)
             store_bundle(root, packed)

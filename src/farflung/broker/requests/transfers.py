@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
 from farflung.broker.quotas import TicketQuotas
+from farflung.broker.records.checkpoint_room import checkpoint_room
 from farflung.broker.records.mirror import Mirror
 from farflung.broker.records.run_folders import RunFolders
 from farflung.broker.records.run_store import RunStore
@@ -107,7 +108,8 @@ class Transfers:
         committed = Committed(steps=head.committed, rested=head.rested)
         if attempt == live.attempt.number:
             try:
-                stored = live.store.add_shard(step, name, self.folders.counted(run, _pieces(messages)), committed, attempt)
+                pieces = self.folders.counted(run, _pieces(messages), checkpoint_room(bundle))
+                stored = live.store.add_shard(step, name, pieces, committed, attempt)
             except (DiskFull, InputError):  # a full disk, or a quota
                 live.store.give_up(step, name, attempt)
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -141,7 +142,7 @@ class _Console:
     @property
     def here(self) -> str:
         """The option that names the folder."""
-        return "" if self.folder is None else f" --home {self.folder}"
+        return "" if self.folder is None else f" --home {shlex.quote(str(self.place))}"
 
     def invite(self) -> None:
         """Print how others join, with fresh tickets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from farflung.cli.home import broker_folder, known_broker
-from farflung.cli.options import HomeOption, JsonOption, answer, read_text
+from farflung.cli.options import HomeOption, JsonOption, answer, read_text, to_write
 from farflung.errors import InputError
 from farflung.signal_event import SignalEvent
 from farflung.telemetry.activity import Activity
@@ -45,9 +46,11 @@ def backup(
     """Write a broker's keys, tickets, runs and checkpoints to a file. The broker may run meanwhile."""
     from farflung.broker.records.backup import back_up
 
+    place = known_broker(folder)
+    to_write(file)
     with Activity() as activity:
         activity.phase(f"writing {file}", silent=True)
-        made = back_up(known_broker(folder), file, checkpoints=not no_checkpoints)
+        made = back_up(place, file, checkpoints=not no_checkpoints)
     _tell(f"{file}: {_described(made)}; whoever reads this file controls the cluster", file, made, as_json=as_json)
 
 
@@ -63,7 +66,7 @@ def restore(
     with Activity() as activity:
         activity.phase(f"reading {file}", silent=True)
         made = backups.restore(file, place)
-    here = "" if folder is None else f" --home {folder}"
+    here = "" if folder is None else f" --home {shlex.quote(str(place))}"
     _tell(f"{place}: {_described(made)}; start it with: farflung broker{here}", place, made, as_json=as_json)
 
 

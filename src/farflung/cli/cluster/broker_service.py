@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farflung.broker.replication.folder_copy import RECORDS_URL
 from farflung.cli.cluster.systemd_units import broker_unit_text, write_unit
-from farflung.cli.options import host
+from farflung.cli.options import address, host
 from farflung.errors import InputError
 from farflung.security import split_address
 from farflung.security.files import make_private_folder, write_private
@@ -27,7 +27,7 @@ def broker_service(given: Mapping[str, str | None], folder: Path, *, user: bool)
     listen, advertise = str(given["--listen"]), host(given["--advertise"], "--advertise")
     if listen.endswith(":0"):
         raise InputError(f"--listen {listen}: a service needs a fixed port, which workers find again after a restart, e.g. 7070")
-    port = split_address(listen)[1]
+    port = split_address(address(listen, "--listen"))[1]
     place = folder.absolute()
     make_private_folder(place)
     words = ["--home", str(place)]
@@ -39,8 +39,8 @@ def broker_service(given: Mapping[str, str | None], folder: Path, *, user: bool)
     records = given.get("--records") or "@"
     if not records.startswith("@"):
         write_private(place / RECORDS_URL, records.encode())
-    address = f"{advertise or reachable_host(listen.rpartition(':')[0])}:{port}"
-    issue = f"farflung ticket issue --address {address} --home {place}"
+    reached = f"{advertise or reachable_host(listen.rpartition(':')[0])}:{port}"
+    issue = f"farflung ticket issue --address {reached} --home {place}"
     return [*lines, f"a ticket to join (after the start):  {issue}", f"a ticket to submit:  {issue} --scope submit"]
 
 

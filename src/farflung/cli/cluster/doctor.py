@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options import JsonOption, echo_json
+from farflung.cli.options import JsonOption, address, echo_json
 from farflung.telemetry.activity import Activity
 
 __all__ = ["register"]
@@ -26,6 +26,8 @@ def doctor(
     """Diagnose this machine: versions, network, clock, memory and disk."""
     from farflung.worker.doctor import diagnose
 
+    if broker is not None:
+        address(broker, "--broker")
     with Activity() as activity:
         activity.phase("diagnosing this machine", silent=True)
         findings = diagnose(port=port, broker=broker)

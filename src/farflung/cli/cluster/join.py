@@ -17,7 +17,7 @@ from farflung.cli.cluster.observation import WorkerObservation
 from farflung.cli.cluster.timed_log import timed_log
 from farflung.cli.home import members_folder, own_key, worker_log, worker_name
 from farflung.cli.options import MetricsOption, VerboseOption, host, quantity, readable_folder
-from farflung.errors import FarflungError, InputError
+from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.extras import require_upnp
 from farflung.telemetry.activity import Activity
 from farflung.telemetry.log_file import LogWriter
@@ -126,6 +126,7 @@ def join(
         only=_kind_of_run(only),
         map_port=map_port and _is_mappable("" if no_listen else listen, advertise),
     )
+    _check_name(name)
     patience, key = quantity(Seconds, retry, "--retry"), own_key()
     if service:
         given = {"--peak": peak, "--hours": hours, "--bandwidth": bandwidth, "--memory": memory, "--retry": retry}
@@ -133,11 +134,10 @@ def join(
         _write_service(name or worker_name(key), str(invitation), options, given, user=user)
         return
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
-    folder = members_folder()
-    limits = OwnerLimitsFile(folder, name) if name else OwnerLimitsFile.claim(folder, worker_name(key))
+    _check_machine(options)
+    limits = OwnerLimitsFile(members_folder(), name) if name else OwnerLimitsFile.claim(members_folder(), worker_name(key))
     own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
     _tell_limits(own, stored)
-    certificate = members_folder() / f"{own}.certificate"
     writer = LogWriter()
     say = _twofold_log(writer, own, verbose=verbose)
     with ExitStack() as ending:
@@ -146,7 +146,7 @@ def join(
         observation = ending.enter_context(closing(WorkerObservation(own, metrics, say)))
         activity = Activity(terminal(), say)
         serving = Service(
-            lambda: membership.join(invitation, name=own, role="worker", key=key, kept=certificate),
+            lambda: membership.join(invitation, name=own, role="worker", key=key, kept=members_folder() / f"{own}.certificate"),
             options,
             say,
             limits,
@@ -160,6 +160,42 @@ def join(
             writer.write(worker_log(own), f"ended: {error}")
             raise
     typer.echo(f"{own}: left")
+
+
+def _check_name(name: str | None) -> None:
+    """See that a certificate can have the name of this worker (None: the default name, which it can).
+
+    Raises:
+        InputError: it has a character that is not allowed, or is too long.
+    """
+    from farflung.security.certificates import tls_name
+
+    try:
+        tls_name(name or "worker")
+    except SecurityError as error:
+        raise InputError(f"--name: {error}") from None
+
+
+def _check_machine(options: WorkerOptions) -> None:
+    """See that this machine has what ``options`` name, before the broker is called and PyTorch is loaded.
+
+    Raises:
+        InputError: a device is missing, the address can't be listened at, or the disk can't be used.
+    """
+    from farflung.transports.tcp.sockets import open_server
+    from farflung.worker.links.second_address import listening_address
+
+    for device in options.devices or (options.device,):
+        if device not in ("auto", "cpu", "all") and not device.isdecimal():
+            from farflung.engines.devices import require_device  # here: it loads the engines' packages
+
+            require_device(device)
+    if options.listen:
+        open_server(listening_address(options, "")).close()
+    if options.disk:
+        from farflung.engines.state_file import DiskSpace  # here: as above
+
+        DiskSpace(options.disk_folder, int(options.disk)).check()
 
 
 def _twofold_log(writer: LogWriter, own: str, *, verbose: bool) -> Callable[[str], None]:
@@ -282,9 +318,7 @@ def _is_mappable(listen: str, advertise: str | None) -> bool:
 def _write_service(own: str, ticket: str, options: WorkerOptions, given: Mapping[str, str | None], *, user: bool) -> None:
     """Write the unit of the worker ``own``, and print how to start it. ``given``: options as the user wrote them."""
     from farflung.cli.cluster.systemd_units import keep_join_ticket, unit_text, write_unit
-    from farflung.security.certificates import check_name
 
-    check_name(own)
     words = [str(keep_join_ticket(own, ticket)), "--name", own, "--device", options.device]
     words += ["--devices", ",".join(options.devices)] if options.devices else []
     words += [] if options.engine == "auto" else ["--engine", options.engine]

@@ -10,7 +10,7 @@ import typer
 
 from farflung.cli.broker_connection import open_client
 from farflung.cli.completion import complete_worker
-from farflung.cli.home import members_folder
+from farflung.cli.home import broker_folder, members_folder, ticket_file
 from farflung.cli.options import HomeOption, JsonOption, answer, quantity
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond
@@ -107,6 +107,8 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
         if limits.runs or (limits.path.exists() and "paused" in changes and home is None):
             limits.change(**changes)
             return chosen
+        if name is not None and home is None and not ticket_file(broker_folder(None)).exists():
+            raise InputError(_not_here(command, chosen))
     if name is None:
         raise InputError(f"name the worker: farflung {command} NAME --ticket TICKET (farflung status lists the workers)")
     client = open_client(ticket, home)
@@ -116,6 +118,17 @@ def _wish(command: str, name: str | None, ticket: str | None, home: Path | None,
     finally:
         client.close()
     return name
+
+
+def _not_here(command: str, name: str) -> str:
+    """Return why the worker ``name`` is not found on this machine, where no broker runs."""
+    from farflung.worker.owner_limits import known_workers
+
+    here = known_workers(members_folder())
+    running = ", ".join(one.name for one in here if one.runs)
+    known = f"known here: {', '.join(one.name for one in here)}" if here else "none has joined from here"
+    there = f"running here: {running}" if running else f"none runs here ({known})"
+    return f"no worker {name!r} runs on this machine; {there}; of another machine: farflung {command} NAME --ticket TICKET"
 
 
 def _only(command: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from farflung.cli.home import known_broker, stored_ticket
 from farflung.cli.options import HomeOption, JsonOption, answer, echo_json, quantity
+from farflung.cli.options import address as checked_address
 from farflung.clock import wall_time
 from farflung.errors import InputError
 from farflung.units import Seconds, counted
@@ -41,11 +42,12 @@ def issue(
 
     if scope not in ("join", "submit", "owner"):
         raise InputError(f"unknown scope {scope!r}: known are join, submit, owner")
+    given = [checked_address(one, "--address") for one in (address or "").split()]
     validity, place = quantity(Seconds, valid, "--valid"), known_broker(folder)
     credentials = CertificateAuthority.open(place / "authority", wall_time()).server_credentials(wall_time())
     book = TicketBook(place / "tickets.sqlite")
     fingerprint = certificate_fingerprint(credentials.certificate)
-    where = address or _known_address(place)
+    where = " ".join(given) or _known_address(place)
     ticket = book.issue(scope, addresses=where.split(), fingerprint=fingerprint, now=wall_time(), validity=validity)
     AuditLog(place, wall_time).write("ticket issued", ticket=ticket.ticket_id, scope=scope)
     known = {"id": ticket.ticket_id, "ticket": str(ticket), "scope": scope, "address": where, "valid_seconds": float(validity)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from farflung.api.plan_file import PlanFile
 from farflung.api.topology_changes import WHAT_IF, changed_topology
 from farflung.broker.planning import Planned, plan_run
 from farflung.cli.completion import complete_run
+from farflung.cli.home import broker_folder, ticket_file
 from farflung.cli.options import HomeOption, VerboseOption, about, to_write
 from farflung.cli.planning.inputs import check_files, read_plan, read_time, read_topology
 from farflung.cli.planning.run_plan import FixedPlan, find_run, read_run
@@ -181,16 +183,23 @@ def _read_case(
         _check_planner(planner)
         spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
     if topology is None:
-        raise InputError(
-            "a job file needs a topology to plan for: add --topology FILE or --topology PRESET "
-            "(farflung profile --save FILE measures your workers)"
-        )
+        raise InputError(_no_topology(home))
     chosen = read_topology(topology)
     spec = with_limits(spec, limits)
     check_limits(chosen, spec.limits)
     check_files(spec, Path(text))
     now = None if running is None else read_plan(running).plan
     return _Case(job=spec, source=Path(text), topology=chosen, running=now)
+
+
+def _no_topology(home: Path | None) -> str:
+    """Return how to plan for the workers of a broker, and for other machines."""
+    here = ticket_file(broker_folder(home)).exists()
+    broker = ("" if home is None else f" --home {shlex.quote(str(home))}") if here else " --ticket TICKET"
+    return (
+        "a job file needs a topology to plan for: add --topology FILE or --topology PRESET; for the workers of "
+        f"{'the broker on this machine' if here else 'your broker'}, farflung profile{broker} --save links.toml writes FILE"
+    )
 
 
 def _check_planner(name: str) -> None:

@@ -84,7 +84,7 @@ def serve(
     folder = Path(model)
     source = folder if (folder / "config.json").is_file() else run_folder(model, home)
     with listen_at(listen, api_key) as listening, Activity() as activity:
-        client = Client(join_broker(ticket, home, activity=activity))
+        client = Client(join_broker(ticket, home, serves=True, activity=activity))
         try:
             activity.phase("loading the model", silent=True)
             called = name or folder.resolve().name
