@@ -14,12 +14,12 @@ TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 NVIDIA := $(wildcard /dev/nvidia*) $(shell command -v nvidia-smi 2>/dev/null)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-WORKERS ?= 2
+WORKERS ?= 3
 TESTS ?= tests/frontends tests/engines tests/api
 OTHER_TORCH ?= 2.15.0
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo docs bench env install smoke check-python check-torch engine-environments check-engines lock sbom audit clean distclean
+.PHONY: help test suite lint format demo docs bench env install smoke check-python check-torch engine-environments check-engines lock sbom audit clean distclean
 
 help:
 	@echo "make test       lint, types, layers and tests"
@@ -82,8 +82,12 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Both at once: the tests often wait, so that three workers and the linters keep two processors busy.
+test: env
+	@$(MAKE) --no-print-directory -j2 lint suite
+
 # PYTHONDONTWRITEBYTECODE is unset: the tests start hundreds of programs, and each would compile all sources again.
-test: lint
+suite: env
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile=gate
 
 format: env

@@ -382,8 +382,7 @@ def test_a_broker_that_ends_says_goodbye(home: Path) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    while "late" not in own.members():
-        continue
+    until(lambda: "late" in own.members())
     own.client.close()
     own.broker.close()
     thread.join(PATIENCE)

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["PATIENCE", "later"]
 
 #: Seconds that a test waits for such a call.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def later(action: Callable[[], Any]) -> Future[Any]:

@@ -51,7 +51,7 @@ def submit(place: Path, name: str, args: str) -> Program:
 @contextmanager
 def broker_and_workers(place: Path, names: str, memory: str) -> Iterator[tuple[str, list[Program]]]:
     """A ticket of the broker, and a worker for each letter of ``names``; all are well at the end."""
-    broker = Program(place, "broker", "broker", "--listen", "127.0.0.1:0", "--home", "h")
+    broker = Program(place, "broker", "broker", "--no-web", "--listen", "127.0.0.1:0", "--home", "h")
     ticket = broker.until(r"farflung join (\S+)")[1]
     words = ("--listen", "127.0.0.1:0", "--memory", memory)
     workers = [Program(place, name, "join", ticket, "--name", name, *words) for name in names]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from farflung.errors import ConnectionLost
+from farflung.step.context import StepContext
+from farflung.step.run_setup import RunSetup
+from farflung.step.stages.local_stages import LocalStages
+from farflung.step.stages.state_copies import StateCopies
 from farflung.telemetry import EvaluationRecord, Injector, RecoveryRecord, RunFolder, StepRecord
 from tests.support.loopback import Finished, Loopback, cut_off, same
 from tests.support.quiet import until
@@ -34,6 +41,35 @@ def vanish_when_told(cluster: Loopback, name: str, steps: int) -> None:
     """Once the broker has heard that ``steps`` are made: what nobody was told of is not counted as made again."""
     until(lambda: max(live.times.furthest for live in cluster.broker.runs.all()) >= steps)
     vanish(cluster, name)
+
+
+class CopiedStates:
+    """The copies of states on the workers of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._everybody: list[tuple[RunSetup, StateCopies]] = []
+        build = StateCopies.__init__
+
+        def noted(made: StateCopies, context: StepContext, stages: LocalStages) -> None:
+            self._everybody.append((context.setup, made))
+            build(made, context, stages)
+
+        monkeypatch.setattr(StateCopies, "__init__", noted)
+
+    def wait(self, lost: str) -> None:
+        """Wait until the workers without ``lost`` have copies of all states after one same step.
+
+        Copies travel behind everything else: on a busy machine, the first ones may not be complete after some steps.
+        """
+        until(lambda: self._whole(lost))
+
+    def _whole(self, lost: str) -> bool:
+        found: defaultdict[int, set[str]] = defaultdict(set)
+        for setup, copies in self._everybody:
+            for copy in copies.retained() if setup.device != lost else ():
+                found[copy.retained_state.step] |= copy.retained_state.states
+        names = {name for setup, _ in self._everybody for piece in setup.subgraphs for name in piece.states}
+        return any(states == names for states in found.values())
 
 
 def equal(truth: Finished, found: Finished) -> None:

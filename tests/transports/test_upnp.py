@@ -162,7 +162,7 @@ def _by_and_by(handler: BaseHTTPRequestHandler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "100000")
     handler.end_headers()
-    end = time.monotonic() + 3.0
+    end = time.monotonic() + 30.0
     while time.monotonic() < end:
         try:
             handler.wfile.write(b"<")
@@ -179,4 +179,4 @@ def test_an_answer_that_never_ends_takes_a_limited_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(upnp, "_REQUEST", 0.3)
     begin = time.monotonic()
     assert "does not answer UPnP in time" in refusal(FakeRouter(answer=_by_and_by))
-    assert time.monotonic() - begin < 3.0
+    assert time.monotonic() - begin < 25.0

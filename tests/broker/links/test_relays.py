@@ -28,6 +28,7 @@ from farflung.web.reports.run import load_run
 from farflung.web.reports.tables import links, relays
 from farflung.worker.links import link_probe
 from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
+from tests.support.quiet import until
 
 PATIENCE = 60.0
 
@@ -90,8 +91,7 @@ def test_two_that_cannot_be_dialled_train_through_a_third(place: Path) -> None:
         assert any(line.startswith(f"run {finished.run}: relayed ") for line in own.said["r"])
         own.workers["r"].stop()
         own.threads[2].join(PATIENCE)
-        while "r" in own.members():
-            continue
+        until(lambda: "r" not in own.members())
         end = own.run(text_job(steps=1, workers=2, plan={"planner": "equal_number"}))
         assert end.result.status == "failed"
         assert "devices 'a' and 'b' can't reach each other: neither can dial the other" in end.result.cause

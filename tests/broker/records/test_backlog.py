@@ -20,6 +20,7 @@ from farflung.telemetry import RunFolder, StepRecord, injecting
 from farflung.worker.run_hooks import CheckpointUpload
 from farflung.worker.run_part import RunRequests
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
+from tests.support.quiet import until
 
 STEPS = 8
 
@@ -135,8 +136,7 @@ def test_a_run_outlives_a_full_disk(place: Path, tmp_path: Path, truth: Finished
     assert found.result.status == "finished", found.result.cause
     assert found.losses == truth.losses
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
-    while cluster.broker.runs.live(found.run).records.unwritten.waits:
-        pass
+    until(lambda: not cluster.broker.runs.live(found.run).records.unwritten.waits)
     assert [r.step for r in RunFolder(found.folder).committed() if isinstance(r, StepRecord)] == list(range(STEPS))
     notes = [frame.header["text"] for frame in found.frames if frame.kind == "note"]
     assert any(text.startswith("warning: ") and "No space left on device" in text for text in notes), notes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from farflung.errors import GraphError, InputError
 from farflung.messages.calls import Submit
 from farflung.messages.submission import squeeze
 from farflung.units import Bytes
+from tests.support.quiet import until
 from tests.support.small_runs import small_bundle
 
 
@@ -47,19 +47,40 @@ def test_a_process_that_dies_is_an_error_for_the_submitter() -> None:
         check_documents(_large(300_000, []), memory=Bytes(100_000_000))
 
 
+class Turns:
+    """A lock that whoever waits longest has next."""
+
+    def __init__(self) -> None:
+        self._changed, self._held = threading.Condition(), False
+        self.waiting: list[threading.Thread] = []
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self.waiting.append(threading.current_thread())
+            self._changed.wait_for(lambda: not self._held and self.waiting[0] is threading.current_thread())
+            self._held = True
+            self.waiting.pop(0)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+
 def test_submissions_of_one_ticket_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten checks of minutes each: the submission of another ticket waits for one of them."""
     begun, free, order = threading.Event(), threading.Event(), list[str]()
+    one = Turns()
 
     def check(command: object, **given: Any) -> subprocess.CompletedProcess[bytes]:
         begun.set()
         assert free.wait(60)
-        time.sleep(0.05)
         order.append("bob" if b"bob" in given["input"] else "ann")
         return subprocess.CompletedProcess([], 0, b"", b"")
 
     monkeypatch.setattr(subprocess, "run", check)
     monkeypatch.setattr(document_check, "parses_quickly", lambda request: False)
+    monkeypatch.setattr(document_check, "_one", one)
     small = small_bundle().to_message()
     threads = [threading.Thread(target=check_documents, args=(small, "t1")) for _ in range(10)]
     threads[0].start()
@@ -67,8 +88,8 @@ def test_submissions_of_one_ticket_hold_up_no_other(monkeypatch: pytest.MonkeyPa
     threads[1:] = [threading.Thread(target=check_documents, args=(replace(small, run="bob"), "t2")), *threads[1:]]
     for thread in threads[1:]:
         thread.start()
-    time.sleep(0.2)
+    until(lambda: len(one.waiting) == 1)  # bob's; the others wait for the first one of their own ticket
     free.set()
     for thread in threads:
         thread.join()
-    assert order.index("bob") < 5, order
+    assert order.index("bob") == 1, order

@@ -15,7 +15,7 @@ from farflung.transports.rpc.calls import Call
 from farflung.transports.rpc.channel import CallThreads
 from tests.support.quiet import until
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def test_the_end_of_a_watchers_call_does_not_wait_for_the_broker() -> None:

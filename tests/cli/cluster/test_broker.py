@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.quiet import until
+
 PATIENCE = 100.0
+
+
+def started(process: subprocess.Popen[bytes], log: Path) -> str:
+    """What the broker has printed once it is there."""
+    until(lambda: process.poll() is not None or "Press Ctrl-C" in log.read_text(), PATIENCE)
+    assert process.poll() is None, log.read_text()
+    return log.read_text()
 
 
 @pytest.mark.parametrize("journal", [False, True])
@@ -36,8 +45,7 @@ def test_tickets_are_kept_out_of_the_journal(tmp_path: Path, journal: bool) -> N
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "JOURNAL_STREAM": stream}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
-            while "Press Ctrl-C" not in (text := (tmp_path / "log").read_text()):
-                assert process.poll() is None, text
+            text = started(process, tmp_path / "log")
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(PATIENCE)
@@ -53,8 +61,7 @@ def test_each_ticket_of_the_list_was_printed_or_is_named(tmp_path: Path) -> None
             command = [sys.executable, "-m", "farflung", "broker", "--listen", "127.0.0.1:0", "--home", home, "--no-web"]
             process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
         try:
-            while "Press Ctrl-C" not in (text := log.read_text()):
-                assert process.poll() is None, text
+            started(process, log)
             own = [row for row in tickets(home) if row["own"]]
             assert [row["scope"] for row in own] == ["owner"]
             assert sum(row["scope"] == "owner" for row in tickets(home)) == 1

@@ -426,11 +426,9 @@ def test_no_certificate_in_the_name_of_a_connected_worker(place: Path) -> None:
             join(own.ticket("join"), name="a", role="worker", key=own.key)
         own.workers["a"].stop()
         own.threads[0].join(PATIENCE)
-        while own.members():
-            continue
+        until(lambda: not own.members())
         own.workers["a"].close()
-        while own.broker.sessions.serves("a"):
-            continue
+        until(lambda: not own.broker.sessions.serves("a"))
         own.add("a")
         assert own.members() == ["a"], "it is back, with a new certificate"
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from farflung.job import JobSpec
-from farflung.step.context import StepContext
-from farflung.step.run_setup import RunSetup
-from farflung.step.stages.local_stages import LocalStages
-from farflung.step.stages.state_copies import StateCopies
 from farflung.telemetry import RunFolder, StepRecord, injecting
 from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
-from tests.support.quiet import until
-from tests.support.worker_deaths import STEPS, at, cut, recoveries_of, vanish_when_told
+from tests.support.worker_deaths import STEPS, CopiedStates, at, cut, recoveries_of, vanish_when_told
 
 
 def job(**changes: object) -> JobSpec:
@@ -40,16 +34,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def truth(place: Path) -> Finished:
     with Loopback(place, 3, folder="undisturbed") as cluster:
         return cluster.run(job())
-
-
-def copied(everybody: Sequence[tuple[RunSetup, StateCopies]], lost: str) -> bool:
-    """Whether the workers without ``lost`` have copies of all states after one same step."""
-    found: defaultdict[int, set[str]] = defaultdict(set)
-    for setup, copies in everybody:
-        for copy in copies.retained() if setup.device != lost else ():
-            found[copy.retained_state.step] |= copy.retained_state.states
-    names = {name for setup, _ in everybody for piece in setup.subgraphs for name in piece.states}
-    return any(states == names for states in found.values())
 
 
 def test_some_steps_are_skipped(truth: Finished) -> None:
@@ -77,18 +61,10 @@ def test_a_run_goes_on_with_its_scale(
     act: Callable[[Loopback], None],
     source: str,
 ) -> None:
-    everybody: list[tuple[RunSetup, StateCopies]] = []
-    build = StateCopies.__init__
-
-    def noted(made: StateCopies, context: StepContext, stages: LocalStages) -> None:
-        everybody.append((context.setup, made))
-        build(made, context, stages)
-
-    monkeypatch.setattr(StateCopies, "__init__", noted)
+    copies = CopiedStates(monkeypatch)
 
     def disturb(cluster: Loopback) -> None:
-        """Copies travel behind everything else: on a busy machine, the first ones may not be complete yet."""
-        until(lambda: copied(everybody, "b"))
+        copies.wait("b")
         act(cluster)
 
     with Loopback(place, 3, folder=str(tmp_path)) as cluster:

@@ -16,7 +16,7 @@ from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
 from tests.support.loopback import Finished, Loopback, text_folder, text_job
 from tests.support.quiet import until
-from tests.support.worker_deaths import at, equal, recoveries_of, vanish, vanish_when_told
+from tests.support.worker_deaths import CopiedStates, at, equal, recoveries_of, vanish, vanish_when_told
 
 STEPS = 12
 
@@ -145,10 +145,14 @@ def test_copies_serve_where_the_only_holder_dies(
     place: Path, tmp_path: Path, alone: Finished, point: str, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Outbox, "rate", lambda *_: 0.0)  # the loopback may be faster than the coder
-    with Loopback(place, 3, folder=str(tmp_path)) as cluster:
-        die = at(point, 10, victim, lambda: vanish_when_told(cluster, victim, 10))
-        with injecting(die):
-            found = cluster.run(pipeline(), anybody=True)
+    copies = CopiedStates(monkeypatch)
+
+    def die() -> None:
+        copies.wait(victim)
+        vanish_when_told(cluster, victim, 10)
+
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster, injecting(at(point, 10, victim, die)):
+        found = cluster.run(pipeline(), anybody=True)
     equal(alone, found)
     (recovery,) = recoveries_of(found)
     assert recovery.source == "copies"
@@ -165,10 +169,14 @@ def test_a_copy_that_its_owner_did_not_compute_is_refused_and_whoever_sends_it_i
         return {name: array + 1 for name, array in honest(copy).items()}
 
     monkeypatch.setattr(Incoming, "arrays", forged)
-    with Loopback(place, 3, folder=str(tmp_path)) as cluster:
-        die = at("worker.before_backward", 10, "b", lambda: vanish_when_told(cluster, "b", 10))
-        with injecting(die):
-            found = cluster.run(pipeline(), anybody=True)
+    copies = CopiedStates(monkeypatch)
+
+    def die() -> None:
+        copies.wait("b")
+        vanish_when_told(cluster, "b", 10)
+
+    with Loopback(place, 3, folder=str(tmp_path)) as cluster, injecting(at("worker.before_backward", 10, "b", die)):
+        found = cluster.run(pipeline(), anybody=True)
     equal(alone, found)
     said = r"worker [ac] is planned last, since it failed: the copy of '.*' that [ac] sends is not what its owner computed"
     notes = [str(frame.header["text"]) for frame in found.frames if frame.kind == "note"]

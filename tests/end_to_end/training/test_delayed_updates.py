@@ -16,7 +16,7 @@ from farflung.telemetry import RunFolder, StepRecord, injecting
 from tests.support.helped_runs import CLIPPED, Scene, check, helped
 from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
 from tests.support.resumed_runs import continues, rest
-from tests.support.worker_deaths import at, recoveries_of, vanish
+from tests.support.worker_deaths import CopiedStates, at, recoveries_of, vanish
 
 
 def delayed(**changes: object) -> JobSpec:
@@ -115,11 +115,20 @@ def test_an_exact_run_does_not_go_on_from_a_delayed_one(home: Path) -> None:
         ("worker.before_update", {"copy_every": 2}, "copies"),
     ],
 )
-def test_a_server_that_dies_changes_no_bit(tmp_path: Path, point: str, changes: dict[str, object], source: str) -> None:
+def test_a_server_that_dies_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, changes: dict[str, object], source: str
+) -> None:
     text_folder(tmp_path)
+    copies = CopiedStates(monkeypatch)
+
+    def die() -> None:
+        if source == "copies":
+            copies.wait("b")
+        vanish(cluster, "b")
+
     job = delayed(steps=10, checkpoint={"every": 0}, **changes)
     workers = 4 if source == "memory" else 3
-    with Loopback(tmp_path, workers) as cluster, injecting(at(point, 7, "b", lambda: vanish(cluster, "b"))):
+    with Loopback(tmp_path, workers) as cluster, injecting(at(point, 7, "b", die)):
         found = cluster.run(job, anybody=True)
     assert found.result.status == "finished", found.result.cause
     assert [one.source for one in recoveries_of(found)] == [source]

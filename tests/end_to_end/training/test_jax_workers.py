@@ -98,7 +98,7 @@ def test_a_worker_without_pytorch_joins_by_the_command_line(tmp_path: Path, monk
     """Its job computes in a process of its own, as every worker's does."""
     text_folder(tmp_path)
     (tmp_path / "job.toml").write_text(JOB_FILE)
-    broker = Program(tmp_path, "broker", "broker", "--listen", "127.0.0.1:0", "--home", str(tmp_path / "home"))
+    broker = Program(tmp_path, "broker", "broker", "--no-web", "--listen", "127.0.0.1:0", "--home", str(tmp_path / "home"))
     programs = [broker]
     try:
         ticket = broker.until(r"farflung join (\S+)")[1]

@@ -15,7 +15,7 @@ from farflung.step.transfer.outbox import Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Endpoint:
