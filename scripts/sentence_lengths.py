@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Highest median and 95th percentile over all pages, and the longest sentence of a page.
+#: Highest median and 95th percentile of each page.
 MEDIAN, PERCENTILE_95 = 15, 28
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s+")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|etc|Fig|Eq|No)\.")

@@ -16,6 +16,8 @@ from farflung.units import Seconds
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
 RESULTS = sorted((DOCS / "results").glob("*.json"))
+#: Their answer is one number, or a count in which all are equal: a figure shows no more.
+WITHOUT_FIGURE = {"chain", "exactness", "fuzz", "fuzz-graphs", "resume", "silent-connections", "simulator", "trace-cost"}
 
 
 def figures(name: str) -> dict[str, Any]:
@@ -36,6 +38,18 @@ def section(name: str) -> str:
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_every_benchmark_has_a_section(name: str) -> None:
     assert section(name), f"docs/benchmarks.md has no section {name}"
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_every_section_has_question_answer_figure_and_command(name: str) -> None:
+    question, answer, *_ = section(name).strip().split("\n\n")
+    assert question.endswith("?")
+    assert re.fullmatch(r"\*\*[^*]+\*\*", answer)
+    assert "\nMethod: " in section(name)
+    assert f"python -m benchmarks {name}" in section(name)
+    figured = re.search(r"^!\[[^]]+\]\(results/[\w-]+\.svg\)$", section(name), re.MULTILINE) is not None
+    stored = any(json.loads(result.read_text(encoding="utf-8"))["benchmark"] == name for result in RESULTS)
+    assert figured == (stored and name not in WITHOUT_FIGURE)
 
 
 def test_the_overview_names_every_benchmark_and_those_without_a_result() -> None:

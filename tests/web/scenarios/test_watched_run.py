@@ -215,7 +215,7 @@ def test_the_dashboard_is_reached_from_another_machine_with_a_ticket(cluster: Cl
         assert visitor.problems == []
 
 
-def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluster, browser: Any, state: Any) -> None:
+def test_the_run_is_watched_and_a_worker_dies(cluster: Cluster, browser: Any, state: Any) -> None:
     with visiting(browser, state=state) as visitor, visiting_also(visitor) as machines:
         page = visitor.page
         page.goto(f"{base(cluster)}/run/{cluster.run}")
@@ -233,15 +233,42 @@ def test_the_run_is_watched_a_worker_dies_and_the_run_is_stopped(cluster: Cluste
         with page.expect_download() as download:
             page.get_by_role("link", name=re.compile("Export step")).first.click()
         assert download.value.suggested_filename.startswith(cluster.run)
+        assert_clean(visitor, cluster)
+        assert_clean(machines, cluster)
+
+
+def test_a_worker_is_paused_resumed_and_drained_and_the_run_is_stopped(cluster: Cluster, browser: Any, state: Any) -> None:
+    with visiting(browser, state=state) as visitor, visiting_also(visitor) as machines:
+        page, bob = visitor.page, machines.page.locator("tr", has_text="bob").filter(has=machines.page.locator(".ff-badge"))
+        page.goto(f"{base(cluster)}/run/{cluster.run}")
+        machines.page.goto(f"{base(cluster)}/cluster")
+        act_on(machines.page, "Pause", "bob")
+        bob.get_by_text("paused", exact=True).wait_for()  # its part of the run has moved to ada
+        before = shown_step(page)
+        page.wait_for_function(f"parseInt(document.querySelector('.ff-figures dd').textContent) > {before}")
+        assert machines.page.get_by_role("button", name="Pause bob").count() == 0
+        act_on(machines.page, "Resume", "bob")
+        machines.page.get_by_role("button", name="Pause bob").wait_for()
+        act_on(machines.page, "Drain", "bob")
+        machines.page.get_by_role("button", name="Drain bob").wait_for(state="detached")
         page.get_by_role("button", name="Stop").focus()
         page.keyboard.press("Enter")  # by keyboard alone
         page.get_by_role("alertdialog").get_by_role("button", name="Stop").click()
         page.locator(".ff-title .ff-badge", has_text="stopped").wait_for()
+        bob.get_by_text("gone", exact=True).wait_for()
+        assert cluster.workers["bob"].ends() == 0
         page.get_by_role("button", name="Continue").click()
         page.get_by_role("alertdialog").get_by_role("button", name="Continue").click()
         page.get_by_text(re.compile(rf"run-[0-9a-f]+ continues {cluster.run}")).wait_for()
         assert_clean(visitor, cluster)
         assert_clean(machines, cluster)
+
+
+def act_on(page: Any, action: str, worker: str) -> None:
+    """Press a button beside a worker and confirm it."""
+    page.get_by_role("button", name=f"{action} {worker}").click()
+    page.get_by_role("alertdialog").get_by_role("button", name=action).click()
+    page.get_by_text(f"{worker}: {action.lower()} requested").wait_for()
 
 
 def visiting_also(visitor: Visitor) -> Any:
