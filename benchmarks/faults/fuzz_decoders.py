@@ -1,9 +1,9 @@
 """``fuzz-decoders``: inputs for every decoder, which libFuzzer (atheris) chooses by the code that they reach.
 
-The decoders take turns. Each turn is a process of its own, so a fault ends only the turn: an exception that is none of farflung's,
-a crash, a hang, or more memory than an input may take (``decoders.fuzzer``). The inputs that reach new code stay in a folder, which
-later turns begin with. A decoder with a fault has no further turns until it takes the input of the fault: each round begins with
-the code as it is then.
+The decoders take turns. Each turn is a process of its own, which a fault ends: an exception that is none of farflung's, a crash,
+a hang, or more memory than an input may take (``decoders.fuzzer``). The inputs that reach new code stay in a folder, which later
+turns begin with. A decoder with a fault has no further turns until it takes the input of the fault: each round begins with the
+code as it is then.
 """
 
 from __future__ import annotations
@@ -114,14 +114,13 @@ class FuzzDecoders:
             process = subprocess.Popen(  # noqa: S603 - this interpreter
                 words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
-        fuzzer = _Fuzzer(process, corpus)
-        try:
-            fuzzer.answer()  # it has imported the decoders
-            yield fuzzer
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            end_all([process], 5.0)
+        with process:  # which closes its pipes
+            fuzzer = _Fuzzer(process, corpus)
+            try:
+                fuzzer.answer()  # it has imported the decoders
+                yield fuzzer
+            finally:
+                end_all([process], 5.0)
 
     def _turn(self, fuzzer: _Fuzzer, name: str, tally: _Tally, limits: Sequence[float], say: Say) -> None:
         """Fuzz one target for ``limits[0]`` seconds with the seed ``limits[1]``."""

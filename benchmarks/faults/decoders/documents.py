@@ -99,14 +99,15 @@ args = { vocab = 64, layers = 1 }
 [data]
 kind = "text"
 path = "corpus"
+[plan]
+replicas = 2
 [verify]
 share = 0.01
 """
 
 
-def _decode_bundle(text: str) -> None:
+def _decode_bundle(documents: Any) -> None:
     """``{document: its text}``, packed as a client does; cross-checks between documents come after all are read."""
-    documents = json.loads(text)
     if not isinstance(documents, dict):
         raise InputError("not an input")
     texts = {str(name): body if isinstance(body, str) else json.dumps(body) for name, body in documents.items()}
@@ -196,7 +197,10 @@ bandwidth = "100 Mbit/s"
 
 def _decode_manifest(text: str) -> None:
     """With the right hash of its content, which its writer computes."""
-    body = json.loads(text)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
     if isinstance(body, dict):
         body.pop("sha256", None)
         canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
@@ -308,9 +312,8 @@ def _decode_host_request(text: str) -> None:
         read_request(text)
 
 
-def _decode_text(text: str) -> None:
+def _decode_text(value: Any) -> None:
     """``[which field, its text]``: quantities, codecs, actions of schedules, addresses."""
-    value = json.loads(text)
     if not (isinstance(value, list) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], str)):
         raise InputError("not an input")
     _FIELDS[value[0] % len(_FIELDS)](value[1])
@@ -339,7 +342,7 @@ TARGETS = {
     "graph": Target(decode=_decode_graph, seeds=lambda: [_graph().to_json()], form=Form.JSON),
     "job": Target(decode=_decode_job, seeds=lambda: [to_json(example_job())], form=Form.JSON),
     "job-file": Target(decode=_decode_job_file, seeds=lambda: [_JOB_FILE]),
-    "bundle": Target(decode=_decode_bundle, seeds=_bundles, form=Form.JSON),
+    "bundle": Target(decode=_decode_bundle, seeds=_bundles, form=Form.PARSED),
     "packed": Target(decode=lambda data: unsqueeze(data, 1 << 20), seeds=lambda: [squeeze("text"), squeeze("a" * 5000)]),
     "plan": Target(decode=_decode_plan, seeds=lambda: [_plan().to_json()], form=Form.JSON),
     "optimizer": Target(decode=read_rules, seeds=_rules, form=Form.JSON),
@@ -352,5 +355,5 @@ TARGETS = {
     "ticket": Target(decode=_decode_ticket, seeds=_tickets),
     "certificate": Target(decode=_decode_request, seeds=_requests),
     "host-request": Target(decode=_decode_host_request, seeds=_host_requests, form=Form.JSON),
-    "text": Target(decode=_decode_text, seeds=lambda: [[place, text] for place, text in enumerate(_TEXTS)], form=Form.JSON),
+    "text": Target(decode=_decode_text, seeds=lambda: [[place, text] for place, text in enumerate(_TEXTS)], form=Form.PARSED),
 }

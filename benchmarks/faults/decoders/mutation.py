@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +24,11 @@ def mutate(form: Form, data: bytes, generator: np.random.Generator, blind: Calla
     if form is Form.BYTES or generator.random() < _BLIND:
         return blind(data)
     try:
-        value = parse_input(form, data)
-        value = json.loads(value) if form is Form.JSON else value
+        parsed = Form.PARSED if form is Form.JSON else form
+        value = parse_input(parsed, data)
         for _ in range(int(generator.integers(1, 4))):
             value = _change(value, generator)
-        return write_input(form, value if form is Form.VALUE else json.dumps(value, default=repr))
+        return write_input(parsed, value)
     except (FarflungError, ValueError, RecursionError):
         return blind(data)
 

@@ -134,9 +134,8 @@ def _api_requests() -> Iterator[list[Any]]:
     yield [0, "GET", "/health", "", head, ""]
 
 
-def _decode_fields(text: str) -> None:
+def _decode_fields(fields: Any) -> None:
     """The fields of the what-if page: texts by name, from a browser."""
-    fields = json.loads(text)
     if not isinstance(fields, dict):
         raise InputError("not an input")
     scenario_of({name: str(value) for name, value in fields.items()}, *_scenario())
@@ -156,7 +155,7 @@ _FIELDS = {"ms:0": "5", "mbit:0": "100", "count:1": "2", "speed:1": "1.5", "memo
 }
 
 TARGETS = {
-    "gate": Target(decode=lambda text: _ask(_gate(), json.loads(text)), seeds=_gate_requests, form=Form.JSON),
-    "api": Target(decode=lambda text: _ask(_api(), json.loads(text)), seeds=_api_requests, form=Form.JSON),
-    "what-if": Target(decode=_decode_fields, seeds=lambda: [_FIELDS], form=Form.JSON),
+    "gate": Target(decode=lambda value: _ask(_gate(), value), seeds=_gate_requests, form=Form.PARSED),
+    "api": Target(decode=lambda value: _ask(_api(), value), seeds=_api_requests, form=Form.PARSED),
+    "what-if": Target(decode=_decode_fields, seeds=lambda: [_FIELDS], form=Form.PARSED),
 }

@@ -23,7 +23,10 @@ class Form(Enum):
     BYTES = "bytes"
     #: One value in msgpack.
     VALUE = "value"
+    #: The text of a JSON document.
     JSON = "json"
+    #: What a JSON document says.
+    PARSED = "parsed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +60,22 @@ class Target:
 
 
 def parse_input(form: Form, data: bytes) -> Any:
-    """Return the input in ``data``: bytes, a plain value, or the text of a JSON document.
+    """Return the input in ``data``: bytes, a plain value, the text of a JSON document, or what such a document says.
 
     Raises:
         WireError, ValueError: ``data`` is not of this form.
     """
     if form is Form.VALUE:
         return unpack_value(data, _DEPTH)
+    if form is Form.PARSED:
+        return json.loads(data)
     return data.decode("utf-8") if form is Form.JSON else data
 
 
 def write_input(form: Form, value: Any) -> bytes:
-    """Return the bytes that ``parse_input`` reads as ``value`` (of JSON: a text, or what a text says)."""
+    """Return the bytes that ``parse_input`` reads as ``value``."""
     if form is Form.VALUE:
         return pack_value(value)
-    if form is Form.JSON:
-        return (value if isinstance(value, str) else json.dumps(value)).encode()
-    return bytes(value)
+    if form is Form.PARSED:
+        return json.dumps(value, default=repr).encode()
+    return str(value).encode() if form is Form.JSON else bytes(value)
