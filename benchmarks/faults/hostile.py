@@ -1,8 +1,9 @@
-"""``hostile``: the final loss with one hostile replica of five under ``sync robust``, over the loss of the undisturbed run.
+"""``hostile``: the final loss with one hostile replica of five over the loss of the undisturbed run, with two defenses.
 
-Workers are threads of this process. Five pipelines of two stages train a small network on samples of one distribution; a third of
-the labels is noise, so the loss has a floor. The hostile pipeline exchanges forged gradients in every step. Compared is the mean
-loss of the honest pipelines in the last steps.
+Workers are threads of this process. ``sync robust``: five pipelines of two stages train a small network on samples of one
+distribution; a third of the labels is noise, so the loss has a floor. The hostile pipeline exchanges forged gradients in every
+step. Compared is the mean loss of the honest pipelines in the last steps. Verification: see ``hostile_verified``. Compared is the
+mean loss of the run in the last steps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.faults.hostile_verified import FORGER, VerifiedRun, train_verified
 from benchmarks.harness.base import Check, Report, Say, Settings
 from benchmarks.harness.inprocess import PlannedRun, run_planned
 from farflung.api import capture
@@ -47,45 +49,86 @@ _ATTACKS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileSettings(Settings):
-    """``rows``: samples of a micro-batch. ``last``: steps at the end whose losses are averaged."""
+    """``rows``: samples of a micro-batch. ``last``: steps at the end whose losses are averaged.
+
+    ``share`` of the work is verified in ``verified_steps``.
+    """
 
     steps: int = 200
     rows: int = 64
     last: int = 20
+    share: float = 0.1
+    verified_steps: int = 200
 
 
 class Hostile:
     """One hostile replica of five."""
 
     name = "hostile"
-    summary = "one hostile replica of five under sync robust, two stages: final loss over that of the undisturbed run"
+    summary = "one hostile replica of five, two stages, under sync robust and with verification: final loss over the undisturbed"
 
     def settings(self, quick: bool) -> HostileSettings:
         """Quick: a few steps."""
-        return HostileSettings(quick=True, steps=4, rows=4, last=2) if quick else HostileSettings()
+        return HostileSettings(quick=True, steps=4, rows=4, last=2, share=1.0, verified_steps=10) if quick else HostileSettings()
 
     def run(self, settings: Settings, say: Say) -> Report:
         """Measure."""
         assert isinstance(settings, HostileSettings)
-        truth = _final(settings)
-        say(f"undisturbed: {truth:.4f}")
-        found = {}
-        for attack in _ATTACKS:
-            with _hostile(attack):
-                found[attack] = _final(settings)
-            say(f"{attack}: {found[attack]:.4f}")
-        gaps = {attack: abs(loss / truth - 1.0) for attack, loss in found.items()}
-        worst = max(gaps, key=gaps.__getitem__)
-        check = Check(
-            name="final loss",
-            target=f"within {_TARGET:.0%} of the undisturbed run",
-            measured=f"{gaps[worst]:.2%} ({worst})",
-            passed=None if settings.quick else gaps[worst] <= _TARGET,
-            note="quick" if settings.quick else "",
+        robust = _robust(settings, say)
+        verified = _verified(settings, say)
+        ended = {attack: run for attack, run in verified.items() if run.status != "finished"}
+        losses = {"sync robust": robust, "verification": {attack: run.loss for attack, run in verified.items()}}
+        checks, rows = [], []
+        for defense, found in losses.items():
+            gaps = {attack: abs(loss / found["none"] - 1.0) for attack, loss in found.items()}
+            rows += [(defense, attack, f"{loss:.4f}", f"{gaps[attack]:.2%}") for attack, loss in found.items()]
+            worst = max(gaps, key=gaps.__getitem__)
+            checks.append(_check(f"final loss, {defense}", settings, gaps[worst], worst))
+        honest = sorted({name for run in verified.values() for name in run.named} - {FORGER})
+        checks.append(
+            Check(
+                name="verified runs that finish without a quarantine of an honest worker",
+                target="all",
+                measured=f"{len(verified) - len(ended)} of {len(verified)}",
+                passed=not ended and not honest,
+                note="; ".join([*(f"{attack}: {run.cause}" for attack, run in ended.items()), *honest]),
+            )
         )
-        rows = [("none", f"{truth:.4f}", ""), *((name, f"{loss:.4f}", f"{gaps[name]:.2%}") for name, loss in found.items())]
-        figures = {"undisturbed": truth, "losses": found, "gaps": gaps}
-        return Report(figures=figures, columns=("attack", "final loss", "gap"), rows=rows, checks=[check])
+        named = {attack: list(run.named) for attack, run in verified.items()}
+        figures = {"losses": losses, "named": named, "causes": {attack: run.cause for attack, run in verified.items()}}
+        return Report(figures=figures, columns=("defense", "attack", "final loss", "gap"), rows=rows, checks=checks)
+
+
+def _check(name: str, settings: HostileSettings, gap: float, worst: str) -> Check:
+    return Check(
+        name=name,
+        target=f"within {_TARGET:.0%} of the undisturbed run",
+        measured=f"{gap:.2%} ({worst})",
+        passed=None if settings.quick else gap <= _TARGET,
+        note="quick" if settings.quick else "",
+    )
+
+
+def _robust(settings: HostileSettings, say: Say) -> dict[str, float]:
+    """Final losses by attack under ``sync robust`` (``none``: undisturbed)."""
+    found = {"none": _final(settings)}
+    for attack in _ATTACKS:
+        with _hostile(attack):
+            found[attack] = _final(settings)
+    say(f"sync robust: {found}")
+    return found
+
+
+def _verified(settings: HostileSettings, say: Say) -> dict[str, VerifiedRun]:
+    """Runs by attack with verification (``none``: undisturbed)."""
+    found: dict[str, VerifiedRun] = {}
+    for attack, forge in {"none": None, **_ATTACKS}.items():
+        found[attack] = train_verified(
+            forge, steps=settings.verified_steps, share=settings.share, last=settings.last, seed=settings.seed
+        )
+        run = found[attack]
+        say(f"verification, {attack}: {run.loss:.4f}, {run.status}, named: {', '.join(run.named) or 'nobody'} {run.cause}")
+    return found
 
 
 @contextmanager

@@ -38,6 +38,7 @@ for _module, _name in {
     "papers.fusionllm": "FusionLlm",
     "papers.hybrid_ps": "HybridPsBench",
     "faults.fuzz": "Fuzz",
+    "faults.fuzz_decoders": "FuzzDecoders",
     "faults.fuzz_graphs": "FuzzGraphs",
     "planning.grid": "Grid",
     "faults.hostile": "Hostile",

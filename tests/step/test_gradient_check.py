@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from farflung.errors import TrainingError
+from farflung.errors import FarflungError, Stopped, TrainingError
 from farflung.messages.data import Norms, Verdict
 from farflung.step.context import StepContext
 from farflung.step.gradient_check import GradientCheck
@@ -27,7 +27,9 @@ BAD = Verdict(run="run-small", step=4, finite=False, bad=(1, 3), losses=(), stop
 class Scene:
     """Worker ``a`` of two; ``posted``: what it sends. Its one stage has ``norms`` and gradients that are ``spoilt``."""
 
-    def __init__(self, *, norms: Mapping[str, float] | None = None, spoilt: tuple[str, ...] = (), **job: Any) -> None:
+    def __init__(
+        self, *, norms: Mapping[str, float] | None = None, spoilt: tuple[str, ...] = (), hearsay: float = 0.0, **job: Any
+    ) -> None:
         self.setup, self.inbox, self.posted = small_setup("a", **job), Inbox(), list[tuple[str, Norms]]()
         self.spoilt = SpoiltValues()
         transfer = SimpleNamespace(post=lambda peer, message: self.posted.append((peer, message)), spoilt=self.spoilt)
@@ -37,7 +39,7 @@ class Scene:
         stages = SimpleNamespace(
             bases={0: runner}, owns=lambda name, index: name != "first.bias", loss_scale=LossScale(self.setup)
         )
-        self.check = GradientCheck(cast(StepContext, context), cast(LocalStages, stages))
+        self.check = GradientCheck(cast(StepContext, context), cast(LocalStages, stages), hearsay=hearsay)
 
 
 def test_norms_are_needed_for_clipping_and_where_a_bad_step_is_left_out() -> None:
@@ -116,6 +118,34 @@ def test_whoever_sent_infinite_gradients_is_to_blame_and_not_the_worker_that_got
     assert blamed(scene) == "", "this worker's own"
     scene.spoilt.check(4, "b", np.array([1.0, np.inf], np.float32))
     assert blamed(scene) == "b"
+
+
+def ended(scene: Scene, verdict: Verdict = FINE) -> str:
+    """What a worker with a verdict that is not finite raises if the attempt ends meanwhile."""
+    scene.inbox.abort(Stopped("the broker ended the attempt"))
+    with pytest.raises(FarflungError) as caught:
+        scene.check.judge(4, verdict, np.inf)
+    return type(caught.value).__name__
+
+
+def test_hearsay_leaves_the_report_to_those_who_know_better() -> None:
+    """The norm of b is not finite, and b alone knows from whom its numbers came."""
+    scene = Scene(optimizer=CLIPPED, hearsay=600.0)
+    scene.check.receive("b", Norms(run="run-small", step=4, norms={"third.weight": np.inf}))
+    scene.check.exchange(4, {"first.weight": 3.0})
+    assert ended(scene) == "Stopped"
+    assert ended(Scene(hearsay=600.0), BAD) == "Stopped", "b computed the loss"
+
+
+def test_a_total_is_hearsay_and_a_part_is_not() -> None:
+    scene = Scene(optimizer=CLIPPED, hearsay=600.0)
+    scene.check.receive("b", Norms(run="run-small", step=4, norms={"third.weight": 1.0}))
+    scene.check.exchange(4, {"first.weight": np.inf})
+    scene.spoilt.check(4, "b", np.array([np.nan], np.float32), passed_on=True)
+    assert ended(scene) == "Stopped"
+    scene.spoilt.check(4, "c", np.array([np.nan], np.float32))
+    assert ended(scene) == "TrainingError"
+    assert blamed(scene) == "c", "not b, which added what c gave"
 
 
 def test_a_local_gradient_that_is_not_finite_blames_who_sent_the_numbers() -> None:

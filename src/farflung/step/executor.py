@@ -76,7 +76,7 @@ class Executor:
         """Make the parts of a step as the plan asks, and register which messages each of them takes."""
         context, stages, setup = self._context, self.stages, self.setup
         verification = Verification(context, stages)
-        sums = gradient_exchange(setup, context.inbox, context.outbox, verification.part)
+        sums = gradient_exchange(setup, context.inbox, context.outbox, context.transfer.spoilt, verification.part)
         sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)

@@ -14,13 +14,16 @@ from farflung.step.stages.local_stages import LocalStages
 
 __all__ = ["GradientCheck"]
 
+#: Seconds for which a worker that only knows by hearsay whose numbers are not finite leaves the report to those who know better.
+_HEARSAY = 10.0
+
 
 class GradientCheck:
     """One worker's part (compute thread)."""
 
-    def __init__(self, context: StepContext, stages: LocalStages, faulty: int = 0) -> None:
-        """``faulty``: a sync strategy tolerates any gradients of so many replicas (see ``sync.Traits``)."""
-        self._context, self._stages, self._faulty = context, stages, faulty
+    def __init__(self, context: StepContext, stages: LocalStages, faulty: int = 0, hearsay: float = _HEARSAY) -> None:
+        """``faulty``: a sync strategy tolerates any gradients of so many replicas (see ``sync.Traits``). ``hearsay``: seconds."""
+        self._context, self._stages, self._faulty, self._hearsay = context, stages, faulty, hearsay
         #: Which worker's norm of this step is not finite; this worker's comes first (empty: all are finite).
         self._spoilt_norms = ""
         job = context.setup.job
@@ -117,7 +120,10 @@ class GradientCheck:
             f"step {step}: {what} is not a finite number; lower the learning rate, clip gradients "
             '(optimizer.clip_norm), or set on_nan = "skip" or "rollback"'
         )
-        own = self._context.setup.device
-        blamed = self._context.transfer.spoilt.source(step) if origin == own else origin
+        own, spoilt = self._context.setup.device, self._context.transfer.spoilt
+        if origin != own or not spoilt.knows_origin(step):
+            # The broker judges by the first report, and then ends the attempt. A silent origin is reported after this wait.
+            self._context.inbox.wait_until(lambda: False, self._hearsay)
+        blamed = spoilt.source(step) if origin == own else origin
         error.blames = "" if blamed == own else blamed
         return error

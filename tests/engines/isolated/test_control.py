@@ -31,3 +31,14 @@ def test_a_long_answer_lies_in_the_shared_memory_and_is_bounded(monkeypatch: pyt
             receive(near, Answer, worker)
     worker.close()
     other.close()
+
+
+@pytest.mark.parametrize(
+    "packet", [b"\x83", b"\x81\xa4type\xa7Unknown", b"\x83\xa4type\xa7Refused\xa4kind\xa2\xff\xfe\xa4text\xa1x"]
+)
+def test_an_answer_that_is_none_is_an_error_of_farflung(packet: bytes) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        far.send(packet)
+        with pytest.raises(WireError, match="^a message of the process that computes is malformed: "):
+            receive(near, Answer)

@@ -284,6 +284,6 @@ def _decode(packet: bytes, kind: Any, arena: Arena | None) -> Any:
             if prod(message.at.shape) > _MOST_ANSWER:
                 raise WireError(f"a message of the process that computes has {prod(message.at.shape)} bytes")
             message = decoder.decode(arena.read_bytes(message.at))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"a message of the process that computes is malformed: {error}") from None
     return message

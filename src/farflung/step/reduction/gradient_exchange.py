@@ -13,6 +13,7 @@ from farflung.step.reduction.gradient_sums import GradientSums
 from farflung.step.reduction.orders import AddOrder, PartEnd, add_order
 from farflung.step.run_setup import RunSetup
 from farflung.step.transfer.outbox import Outbox
+from farflung.step.transfer.spoilt_values import SpoiltValues
 
 __all__ = ["GradientExchange", "gradient_exchange"]
 
@@ -51,10 +52,12 @@ class GradientExchange:
         self._reduction.register(router)
 
 
-def gradient_exchange(setup: RunSetup, inbox: Inbox, links: Outbox, on_part: Callable[[GradientPart], None]) -> GradientExchange:
+def gradient_exchange(
+    setup: RunSetup, inbox: Inbox, links: Outbox, spoilt: SpoiltValues, on_part: Callable[[GradientPart], None]
+) -> GradientExchange:
     """Return the exchange of ``setup``'s run: in the job's order, or along the plan's routes where the job allows any order.
 
-    ``on_part``: see ``GradientExchange``.
+    ``spoilt`` notes who sent what is not finite. ``on_part``: see ``GradientExchange``.
     """
     order = add_order(setup)
-    return GradientExchange(order, GradientSums(setup.run, order, inbox, links), on_part)
+    return GradientExchange(order, GradientSums(setup.run, order, inbox, links, spoilt), on_part)

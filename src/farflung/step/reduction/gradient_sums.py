@@ -23,6 +23,7 @@ from farflung.step.reduction.base import GradientPart
 from farflung.step.reduction.orders import AddOrder, Role
 from farflung.step.reduction.pieces import GradientPiece, Sums, plus, unpack_sums
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
+from farflung.step.transfer.spoilt_values import SpoiltValues
 from farflung.transports.base import Urgency
 
 __all__ = ["GradientSums"]
@@ -48,8 +49,10 @@ class _OpenPiece:
 class GradientSums:
     """One worker's part in the sums of gradients of a run; a ``Reduction``. Tags of sums are step numbers."""
 
-    def __init__(self, run: str, order: AddOrder, inbox: Inbox, links: Outbox) -> None:
+    def __init__(self, run: str, order: AddOrder, inbox: Inbox, links: Outbox, spoilt: SpoiltValues | None = None) -> None:
+        """``spoilt`` notes who sent what is not finite."""
         self._run, self._order, self._inbox, self._links = run, order, inbox, links
+        self._spoilt = spoilt or SpoiltValues()
         self._roles = {stage: [order.role(stage, n) for n in range(len(pieces))] for stage, pieces in order.pieces.items()}
         self._open: list[_OpenPiece] = []
         #: stage -> arrays by use: own sums where they stay here, and totals
@@ -86,15 +89,18 @@ class GradientSums:
     def _receive_part(self, peer: str, part: PartialSum) -> None:
         """Store a part that is added here (transport thread); errors as in ``Reduction.register``."""
         self._order.check_part(peer, part)
-        self._receive(part, part.part)
+        self._receive(peer, part, part.part)
 
     def _receive_total(self, peer: str, total: Total) -> None:
         """Store a total (transport thread); errors as in ``Reduction.register``."""
         self._order.check_total(peer, total)
-        self._receive(total, 0)
+        self._receive(peer, total, 0)
 
-    def _receive(self, message: PartialSum | Total, slot: int) -> None:
+    def _receive(self, peer: str, message: PartialSum | Total, slot: int) -> None:
         sums = unpack_sums(self._order.pieces[message.stage][message.bucket], message)
+        for array in sums:
+            if array is not None:
+                self._spoilt.check(message.step, peer, array, passed_on=isinstance(message, Total))
         self._inbox.put((type(message), message.step, message.stage, message.bucket, slot), sums)
 
     def _open_stage(self, step: int, stage: int, arrays: list[Array | None]) -> None:

@@ -22,26 +22,36 @@ _EXPONENTS = {np.dtype(np.float16): 0x7C00, np.dtype(ml_dtypes.bfloat16): 0x7F80
 
 
 class SpoiltValues:
-    """Transport threads call ``check``, the compute thread calls ``source``."""
+    """Transport threads call ``check``, the compute thread asks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: step -> the peer
+        #: step -> the peer; ``_passed_on``: of sums that the peer made of what others sent to it
         self._first: dict[int, str] = {}
+        self._passed_on: dict[int, str] = {}
 
-    def check(self, step: int, peer: str, array: Array) -> None:
-        """``array`` has come from ``peer`` for ``step``, or was computed here if ``peer`` is this worker."""
+    def check(self, step: int, peer: str, array: Array, *, passed_on: bool = False) -> None:
+        """``array`` has come from ``peer`` for ``step``, or was computed here if ``peer`` is this worker.
+
+        ``passed_on``: it is a sum, so another member may be the origin.
+        """
         if finite(array):
             return
+        found = self._passed_on if passed_on else self._first
         with self._lock:
-            self._first.setdefault(step, peer)
-            for old in sorted(self._first)[:-_STEPS]:
-                del self._first[old]
+            found.setdefault(step, peer)
+            for old in sorted(found)[:-_STEPS]:
+                del found[old]
 
     def source(self, step: int) -> str:
         """Return the peer that sent the first value of ``step`` that is not finite (empty: nobody did)."""
         with self._lock:
-            return self._first.get(step, "")
+            return self._first.get(step) or self._passed_on.get(step, "")
+
+    def knows_origin(self, step: int) -> bool:
+        """Return whether no other member knows better from whom the numbers of ``step`` came that are not finite."""
+        with self._lock:
+            return step in self._first or step not in self._passed_on
 
 
 def finite(array: Array) -> bool:
