@@ -17,4 +17,4 @@ def test_sessions_are_few_and_end() -> None:
     third = sessions.open(lambda view: None)
     for session in (second, third):
         sessions.close(session)
-    assert not (first.running or second.running or third.running)
+    assert not any(session.running for session in (first, second, third))
