@@ -15,6 +15,6 @@ def test_sessions_are_few_and_end() -> None:
         sessions.open(lambda view: None)
     sessions.close(first)
     third = sessions.open(lambda view: None)
-    sessions.close_all()
-    for session in (first, second, third):
-        assert not session.running
+    for session in (second, third):
+        sessions.close(session)
+    assert not any(session.running for session in (first, second, third))

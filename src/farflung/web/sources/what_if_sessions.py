@@ -39,10 +39,3 @@ class WhatIfSessions:
         with self._lock:
             self._open.discard(session)
         session.close()
-
-    def close_all(self) -> None:
-        """End all sessions."""
-        with self._lock:
-            found = list(self._open)
-        for session in found:
-            self.close(session)

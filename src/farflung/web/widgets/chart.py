@@ -27,7 +27,6 @@ class Line:
 
     name: str
     color: int | None = None
-    thin: bool = False
     dashed: bool = False
     symbols: bool = False
 
