@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from pydantic import ValidationError
 
 from farflung.cli.main import app
 from farflung.job.section import Section
@@ -32,3 +33,9 @@ def test_flags_and_values_become_words() -> None:
 def test_a_host_overrides_the_defaults() -> None:
     chosen = JoinOptions(device="cpu", unreliable=False).over(JoinOptions(device="cuda", memory="1 GB", unreliable=True))
     assert chosen.words() == ["--device", "cpu", "--memory", "1 GB"]
+
+
+@pytest.mark.parametrize("values", [{"memory": "8"}, {"bandwidth": "20"}, {"disk": "20"}, {"peak": "5"}])
+def test_sizes_and_rates_need_a_unit(values: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="needs a unit, got"):
+        JoinOptions.model_validate(values)

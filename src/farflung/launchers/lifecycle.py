@@ -178,8 +178,11 @@ class Lifecycle:
             if waiting and joined + waiting >= count:
                 return Joined(wanted=count, joined=joined, waiting=waiting)
             if monotonic() >= end:
+                names = {str(one["name"]) for one in members}
+                late = next((one for one in processes if one.name not in names), None)
+                cause = "" if late is None else f" ({late.name} on {late.place}: {self._last_line(late.name)})"
                 raise FarflungError(
-                    f"{joined} of {counted(count, 'worker')} joined within {self.wait}: see {self._logs()}, "
+                    f"{joined} of {counted(count, 'worker')} joined within {self.wait}{cause}: see {self._logs()}, "
                     "or wait longer with --wait"
                 )
             self.pause(_PAUSE)
@@ -188,9 +191,13 @@ class Lifecycle:
         ended = next((one for one in processes if one.state is ProcessState.ENDED), None)
         if ended is None:
             return
-        printed = run_one(self.provider.log(ended.name, _LOG_LINES, follow=False))
-        last = printed.strip().rpartition("\n")[2].removeprefix("farflung: ") or "it printed nothing"
+        last = self._last_line(ended.name)
         raise FarflungError(f"{ended.name} on {ended.place} has ended: {last}; see {self._logs(ended.name)}")
+
+    def _last_line(self, process: str) -> str:
+        """Return the last line that ``process`` has printed."""
+        printed = run_one(self.provider.log(process, _LOG_LINES, follow=False))
+        return printed.strip().rpartition("\n")[2].removeprefix("farflung: ") or "it printed nothing"
 
     def _logs(self, name: str = "") -> str:
         return f"`farflung logs --cluster {self.cluster.name}{f' {name}' if name else ''}`"
