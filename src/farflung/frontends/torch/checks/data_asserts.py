@@ -27,7 +27,7 @@ def data_asserts() -> Iterator[Callable[[BaseException], bool]]:
 
     It does if the error comes from a statement that only checks data (see ``data_check``). The function with that statement
     then goes without it and without its ``assert`` statements. Replaces code of functions for the whole process: hold
-    ``exporting.PATCHES``.
+    ``PATCHES``.
     """
     changed: list[tuple[FunctionType, CodeType]] = []
     dropped: dict[_Function, set[int]] = {}
