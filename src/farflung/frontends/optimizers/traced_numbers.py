@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest.mock import patch
 
+from farflung.frontends.torch.patches import PATCHES
 from farflung.optim.numbers import COMPARISONS, NUMBERS, Number
 
 __all__ = ["Place", "Tape", "Traced", "is_traced", "plain", "traced", "traced_functions"]
@@ -125,7 +126,7 @@ _PLAIN_POWER = math.pow
 @contextmanager
 def traced_functions() -> Iterator[None]:
     """Inside, the functions of ``math``, ``min`` and ``max`` note what they do to traced numbers."""
-    with ExitStack() as stack:
+    with PATCHES, ExitStack() as stack:
         for name, (count, _) in NUMBERS.items():
             if count == 1 and hasattr(math, name):
                 stack.enter_context(patch.object(math, name, _function(name, getattr(math, name))))

@@ -4,5 +4,6 @@
 - ``programs``: initializers as programs. ``fresh_parameters``, ``twins``, ``known_numbers``, ``values``: what an export hides.
 - ``lowering``: from export's nodes to operators. ``arguments``, ``composites``, ``scatter``, ``results``: single operators.
 - ``functions``, ``gradients``: custom functions with their own backward. ``opaque``: operators that export must not open.
-- ``ambient``, ``checks``: what a capture refuses. ``model_warnings``: what a model warns of. ``drafts``: the last steps.
+- ``patches``: replaced functions of libraries. ``model_warnings``: what a model warns of. ``drafts``: the last steps.
+- ``ambient``, ``checks``: what a capture refuses.
 """

@@ -24,6 +24,7 @@ from farflung.frontends.torch.checks.module_attributes import refuse_changed_att
 from farflung.frontends.torch.drafts import Draft, Ends, assemble
 from farflung.frontends.torch.export import Exported, fake_states, read_example, run_export
 from farflung.frontends.torch.lowering import Lowering
+from farflung.frontends.torch.patches import PATCHES
 from farflung.frontends.torch.programs import Programs, tensor_bytes
 from farflung.frontends.torch.recorder import Recording, record
 from farflung.frontends.torch.values.mask_branches import MaskBranches, sketch
@@ -44,7 +45,7 @@ def capture(
     mode: str = "train",
     outputs: Sequence[str] | None = None,
 ) -> Graph:
-    """Capture one micro-batch of ``module(*example_inputs)``.
+    """Capture one micro-batch of ``module(*example_inputs)``. One thread of a process captures at a time.
 
     Args:
         module_or_factory: a module with real or meta weights, or a function that makes one (it runs under the recorder of
@@ -78,14 +79,15 @@ def capture(
     def trace() -> Graph:
         return _of_both_branches(build).graph(name or type(module).__name__, mode)
 
-    training = {part: part.training for part in module.modules()}
-    try:
-        if mode == "eval":
-            module.eval()
-        return refuse_changed_attributes(module, trace)
-    finally:
-        for part, flag in training.items():
-            part.training = flag
+    with PATCHES:
+        training = {part: part.training for part in module.modules()}
+        try:
+            if mode == "eval":
+                module.eval()
+            return refuse_changed_attributes(module, trace)
+        finally:
+            for part, flag in training.items():
+                part.training = flag
 
 
 def _of_both_branches(build: Callable[[MaskBranches | None], _Build]) -> _Build:

@@ -8,18 +8,16 @@ so that a real module and its meta twin give the same graph.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.nn.parameter import is_lazy
 
 from farflung.errors import CaptureError
@@ -31,15 +29,13 @@ from farflung.frontends.torch.fresh_parameters import FreshParameters
 from farflung.frontends.torch.functions import Backward, Functions
 from farflung.frontends.torch.model_warnings import recorded_warnings
 from farflung.frontends.torch.opaque import opaque_calls
+from farflung.frontends.torch.patches import PATCHES, replaced_here
 from farflung.frontends.torch.results import tensor_results
 from farflung.frontends.torch.twins import as_state, with_twins
 from farflung.frontends.torch.values.mask_branches import MaskBranches
 from farflung.frontends.torch.values.masks import eager_masks
 
-__all__ = ["PATCHES", "Example", "Exported", "fake_states", "read_example", "run_export"]
-
-#: Held while something of torch is replaced for the whole process.
-PATCHES = threading.RLock()
+__all__ = ["Example", "Exported", "fake_states", "read_example", "run_export"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +106,7 @@ class _Watch:
 
         with PATCHES, ExitStack() as stack:
             stack.enter_context(self.functions.watched())
-            stack.enter_context(patch.object(torch.Tensor, "register_hook", watched_hook))
+            stack.enter_context(replaced_here(torch.Tensor, "register_hook", watched_hook))
             yield
 
 
@@ -172,6 +168,18 @@ class Exported:
     backwards: tuple[Backward, ...]
 
 
+@contextmanager
+def _backends_stay() -> Iterator[None]:
+    """Leave oneDNN, NNPACK and cuDNN as they are.
+
+    ``torch.export`` switches them off for the whole process while it traces, and kernels of other threads would then give other
+    bits. No operator of theirs gets into the training form of a graph: operators that choose a backend stay whole there.
+    """
+    known = hasattr(_trace, "_ignore_backend_decomps")
+    with replaced_here(_trace, "_ignore_backend_decomps", nullcontext) if known else nullcontext():
+        yield
+
+
 def run_export(module: nn.Module, example: Example, branches: MaskBranches | None = None) -> Exported:
     """``torch.export.export(strict=False)`` in the training form of the graph; ``branches`` answers whether masks have elements.
 
@@ -211,6 +219,7 @@ def run_export(module: nn.Module, example: Example, branches: MaskBranches | Non
         FreshParameters(module),
         tensor_results(module),
         no_symbols(),
+        _backends_stay(),
         branches or nullcontext(),
     ):
         return refuse_frozen_random(module, export)

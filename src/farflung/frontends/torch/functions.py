@@ -8,6 +8,7 @@ allowed operators only, so no code of the module reaches a worker.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,10 +50,12 @@ class Functions:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within the context, a call of a custom function is captured with its backward."""
+        """Within the context, a call of a custom function in this thread is captured with its backward."""
+
+        thread = threading.get_ident()
 
         def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-            if cls.__module__.startswith(("torch.", "torch_")):
+            if cls.__module__.startswith(("torch.", "torch_")) or threading.get_ident() != thread:
                 return original_apply(cls)(*args, **kwargs)
             return self._call(cls, args)
 

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
+from farflung.frontends.torch.patches import PATCHES
 from farflung.frontends.torch.values.row_groups import StandIn, grouped_call, sizes_as_stand_ins
 
 __all__ = ["BRANCH", "GRADIENT", "OPAQUE", "opaque_calls"]
@@ -156,7 +157,7 @@ def _hold_ctc(*args: Any, **kwargs: Any) -> Any:
 def opaque_calls() -> Iterator[None]:
     """Within the context the calls above are held; experts of ``transformers`` take the product that an eager run takes."""
     experts = sys.modules.get("transformers.integrations.moe")
-    with ExitStack() as stack:
+    with PATCHES, ExitStack() as stack:
         if experts is not None and hasattr(experts, "is_torchdynamo_compiling"):
             stack.enter_context(patch.object(experts, "is_torchdynamo_compiling", lambda: False))
         stack.enter_context(sizes_as_stand_ins())

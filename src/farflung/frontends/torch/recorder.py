@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -22,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
-from farflung.frontends.torch.export import PATCHES
 from farflung.frontends.torch.known_numbers import KnownNumbers
+from farflung.frontends.torch.patches import PATCHES, replaced_here
 from farflung.frontends.torch.twins import as_state, with_twins
 
 __all__ = ["Made", "Note", "Recorder", "Recording", "record", "record_initializers", "recordable_torch"]
@@ -239,10 +238,10 @@ def recordable_torch() -> Iterator[None]:
         return memo[id(tensor)]
 
     with PATCHES, ExitStack() as stack:
-        stack.enter_context(patch.object(nn.Module, "_apply", _apply))
-        stack.enter_context(patch.object(torch.Tensor, "__deepcopy__", copied))
-        stack.enter_context(patch.object(nn.Parameter, "__deepcopy__", copied))
-        stack.enter_context(patch.object(nn.init, "_no_grad_trunc_normal_", _trunc_normal))
+        stack.enter_context(replaced_here(nn.Module, "_apply", _apply))
+        stack.enter_context(replaced_here(torch.Tensor, "__deepcopy__", copied))
+        stack.enter_context(replaced_here(nn.Parameter, "__deepcopy__", copied))
+        stack.enter_context(replaced_here(nn.init, "_no_grad_trunc_normal_", _trunc_normal))
         yield
 
 

@@ -29,7 +29,7 @@ def data_asserts() -> Iterator[Callable[[BaseException], bool]]:
 
     It does if the error comes from a statement that only checks data (see ``data_check``). The function with that statement
     then goes without it and without its ``assert`` statements. Distributions of PyTorch do not check their parameters. Replaces
-    code of functions for the whole process: hold ``exporting.PATCHES``.
+    code of functions for the whole process: hold ``PATCHES``.
     """
     changed: list[tuple[FunctionType, CodeType]] = []
     dropped: dict[_Function, set[int]] = {}

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from farflung.frontends.torch.patches import replaced_here
+
 __all__ = ["DataCheck", "data_check", "data_dependence", "function_at", "is_between", "line_of", "no_symbols", "user_line"]
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
@@ -53,13 +55,13 @@ def no_symbols() -> Iterator[None]:
     """While it lasts, an operator whose result is a number or shape that data decide raises instead of giving a symbol.
 
     ``torch._check_tensor_all`` only checks the data and computes nothing, so a graph goes without it. Replaces properties of
-    ``ShapeEnv`` and this function for the whole process: hold ``exporting.PATCHES``.
+    ``ShapeEnv`` for the whole process: hold ``PATCHES``.
     """
     refused = property(lambda self: False)
     with (
         patch.object(ShapeEnv, "allow_scalar_outputs", refused),
         patch.object(ShapeEnv, "allow_dynamic_output_shape_ops", refused),
-        patch.object(torch, "_check_tensor_all", lambda *_: None),
+        replaced_here(torch, "_check_tensor_all", lambda *_: None),
     ):
         yield
 

@@ -15,11 +15,11 @@ import os
 import random
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch import nn
 
 from farflung.errors import CaptureError
 from farflung.frontends.torch.checks.data_dependence import function_at, is_between, line_of
+from farflung.frontends.torch.patches import replaced_here
 
 __all__ = ["refuse_frozen_random"]
 
@@ -36,6 +37,8 @@ _Place = tuple[str, int]
 _PATHS = sysconfig.get_paths()
 _STANDARD = _PATHS["stdlib"] + os.sep
 _INSTALLED = tuple(_PATHS[key] + os.sep for key in ("purelib", "platlib"))
+#: Seconds without a draw after which a draw is that of this thread: a thread that draws all the time does so within them.
+_LULL = 0.01
 #: Levels of containers and objects that are searched for generators.
 _DEPTH = 4
 
@@ -52,45 +55,50 @@ def refuse_frozen_random(module: nn.Module, trace: Callable[[], T]) -> T:
         result = trace()
     if _states(generators) == before:
         return result
-    finder = _Finder(generators)
-    result = finder.run(trace)
-    if finder.found is None:  # another thread drew meanwhile
+    found = []
+    for _ in range(2):  # a line during which another thread drew is another one the next time
+        finder = _Finder(generators)
+        result = finder.run(trace)
+        if finder.found is None:
+            return result
+        found.append(finder.found)
+    if found[0] != found[1]:
         return result
-    raise CaptureError(_report(finder.found))
+    raise CaptureError(_report(found[0]))
 
 
 @contextmanager
 def _seeded_only() -> Iterator[None]:
     """Refuse generators that the forward makes without a seed, and numbers of the operating system.
 
-    Replaces functions of Python and NumPy: hold ``exporting.PATCHES``.
+    Replaces functions of Python and NumPy for this thread; above each of them is one more frame, that of ``replaced_here``.
     """
     make, born, system = np.random.default_rng, random.Random.__init__, random.SystemRandom.getrandbits
 
     def seeded(seed: Any = None) -> np.random.Generator:
         if seed is None:
-            _refuse_caller(sys._getframe(1))
+            _refuse_caller(sys._getframe(2))
         return make(seed)
 
     def born_seeded(self: random.Random, x: Any = None) -> None:
         if x is None:
-            _refuse_caller(sys._getframe(1))
+            _refuse_caller(sys._getframe(2))
         born(self, x)
 
     def bits(self: random.SystemRandom, k: int) -> int:
-        _refuse_caller(sys._getframe(1))
+        _refuse_caller(sys._getframe(2))
         return system(self, k)
 
     def fraction(self: random.SystemRandom) -> float:
-        _refuse_caller(sys._getframe(1))
+        _refuse_caller(sys._getframe(2))
         return drawn(self)
 
     drawn = random.SystemRandom.random
     with (
-        patch.object(np.random, "default_rng", seeded),
-        patch.object(random.Random, "__init__", born_seeded),
-        patch.object(random.SystemRandom, "getrandbits", bits),
-        patch.object(random.SystemRandom, "random", fraction),
+        replaced_here(np.random, "default_rng", seeded),
+        replaced_here(random.Random, "__init__", born_seeded),
+        replaced_here(random.SystemRandom, "getrandbits", bits),
+        replaced_here(random.SystemRandom, "random", fraction),
     ):
         yield
 
@@ -212,5 +220,9 @@ class _Finder:
         return self._line
 
     def _check(self) -> None:
-        if self.found is None and self._last is not None and _states(self._generators) != self._state:
+        if self.found is not None or self._last is None or (now := _states(self._generators)) == self._state:
+            return
+        time.sleep(_LULL)
+        self._state = _states(self._generators)
+        if self._state == now:  # else another thread is drawing
             self.found = self._last

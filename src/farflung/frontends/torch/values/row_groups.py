@@ -102,7 +102,7 @@ class _Part(_Grouping):
 
 @contextmanager
 def sizes_as_stand_ins() -> Iterator[None]:
-    """While it lasts, ``tolist`` of a traced vector of integers gives a stand-in; hold ``exporting.PATCHES``."""
+    """While it lasts, ``tolist`` of a traced vector of integers gives a stand-in; hold ``PATCHES``."""
 
     def tolist(given: FakeTensor) -> Any:
         return _Sizes(given) if given.dim() == 1 and given.dtype in (torch.int64, torch.int32) else _TOLIST(given)
