@@ -1,5 +1,6 @@
 """Settings of tools that the tests use."""
 
+import gc
 import logging
 import os
 import tempfile
@@ -10,9 +11,9 @@ from hypothesis import settings
 # asserts of the shared code explain themselves like those of tests
 pytest.register_assert_rewrite("tests.support")
 
-# torch's structured trace log would format every tensor for pytest's log handler
+# torch's structured trace log describes every tensor as soon as it has a handler, and pytest gives one to all loggers
 logging.getLogger("torch.__trace").propagate = False
-logging.getLogger("torch.__trace").setLevel(logging.CRITICAL)
+logging.getLogger("torch.__trace").addHandler = lambda handler: None  # type: ignore[method-assign]
 
 # the key by which brokers know this user, and owners' wishes, belong to the tests only
 os.environ["FARFLUNG_HOME"] = tempfile.mkdtemp(prefix="farflung-home-")
@@ -21,3 +22,12 @@ os.environ["FARFLUNG_HOME"] = tempfile.mkdtemp(prefix="farflung-home-")
 settings.register_profile("new", deadline=None)
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.load_profile("new")
+
+# a garbage collection looks at a million objects of tests and libraries (half a second): none while pytest finds the tests
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on collections leave out what is there."""
+    gc.freeze()
+    gc.enable()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import IO
 
+import pytest
+
 #: The batch of step 3 waits for a line, so that both signals arrive during this step. Each signal prints a line.
 SCRIPT = """
 import signal, sys, torch
@@ -37,6 +39,7 @@ def wait_for(line: str, stream: IO[str]) -> None:
     assert line in (found.strip() for found in stream), f"the process ended before it printed {line!r}"
 
 
+@pytest.mark.timeout(300)
 def test_the_second_interrupt_ends_the_training_within_a_step() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -23,9 +23,13 @@ ADAMW = OptimizerSpec(name="adamw", lr=1e-3, clip_norm=1.0)
 JAX, TORCH = get_engine("jax"), get_engine("torch")
 
 
-@pytest.mark.parametrize("stages", [1, 3])
+#: JAX compiles each stage of each model, which takes seconds.
+CASES = [("gpt2", 1), ("gpt2", 3), ("user_cnn", 3), ("moe", 3)]
+MORE = [(name, stages) for name in ("user_cnn", "moe", "llama", "bert", "albert") for stages in (1, 3)]
+
+
 @pytest.mark.parametrize(
-    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "bert", "albert")), "user_cnn", "moe"]
+    ("name", "stages"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE if case not in CASES)]
 )
 def test_losses_gradients_and_updates(name: str, stages: int) -> None:
     """Among them dropout, whose masks have the same bits, and tied parameters."""
