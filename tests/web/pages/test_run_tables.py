@@ -10,7 +10,7 @@ def test_the_bottleneck_is_what_helps_most_and_not_what_is_busiest() -> None:
     gains = (("computing twice as fast on w-b (stage 1)", 0.5, 1.19), ("computing twice as fast on w-a (stage 0)", 0.51, 1.17))
     text = bottleneck(Analysis(bound_by="computing on w-a", bound_share=0.7, seconds=0.6, gains=gains, memory="m"))
     first = text.partition("</p>")[0]
-    assert "<b>computing twice as fast on w-b (stage 1)</b> would shorten the step most." in first
+    assert "Largest gain: <b>computing twice as fast on w-b (stage 1)</b>. Busiest: " in first
     assert "Busiest: computing on w-a, for 70% of the predicted step." in first
 
 

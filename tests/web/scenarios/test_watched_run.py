@@ -135,6 +135,8 @@ def test_every_page_is_clean_and_accessible(cluster: Cluster, state: Any, browse
             page.locator(".ff-chart canvas, .ff-table").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is wider than the window"
             assert page.evaluate("document.body.classList.contains('body--dark')") is dark
+            marked = page.locator(".ff-nav [aria-current=page]").inner_text()
+            assert marked == ("Cluster" if path == "/cluster" else "Runs")
             assert_clean(visitor, cluster)
             assert serious_problems(page, script) == [], path
 

@@ -190,6 +190,12 @@ def test_the_ledger_is_downloaded(dashboard: Dashboard, state: Any, browser: Any
 def test_pages_are_clean(dashboard: Dashboard, state: Any, browser: Any, path: str, dark: bool, narrow: bool) -> None:
     with visiting(browser, dark=dark, narrow=narrow, state=state) as visitor:
         opened(visitor, dashboard, path)
+        if path == "/what-if":
+            grounds = "[...document.querySelectorAll('.ff-svg rect.ground')].map(one => getComputedStyle(one).fill)"
+            first, *labels = visitor.page.evaluate(grounds)
+            assert first == "none", "the card is the ground of the map"
+            assert labels, "labels of links have a ground, so that lines do not cross their words"
+            assert "none" not in labels
         assert visitor.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wider than the window"
         assert visitor.page.evaluate("document.body.classList.contains('body--dark')") is dark
         assert visitor.problems == []

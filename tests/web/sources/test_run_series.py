@@ -106,6 +106,16 @@ def test_codec_errors_are_means_and_not_a_number_stays_so(path: Path) -> None:
     assert (series.known("error"), series.known("divergence")) == (True, False)
 
 
+def test_a_column_that_was_measured_long_ago_is_still_known(path: Path) -> None:
+    write(path, step(0, codecs={(0, 1): CodecUse(error=0.1)}), *map(step, range(1, 60)))
+    series = RunSeries(path)
+    series.read()
+    assert (series.known("error"), series.known("divergence")) == (True, False)
+    write(path, RecoveryRecord(step=0, attempt=2, replayed=60, pause=1.0, elapsed=40.0), step(0, elapsed=41.0))
+    series.read()
+    assert not series.known("error"), "no step that counts has it"
+
+
 def test_damaged_lines_are_counted_and_others_ignored(path: Path) -> None:
     path.write_text('{"kind":"step","step":"x"}\nnot json\n{"kind":"other"}\n\xff\n' + step(0).to_line(), encoding="latin-1")
     series = RunSeries(path)

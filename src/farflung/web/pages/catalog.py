@@ -12,6 +12,6 @@ PAGES: tuple[Page, ...] = (
     Page(path="/runs", title="Runs", build=runs.build),
     Page(path="/ledger", title="Ledger", build=ledger.build),
     Page(path="/what-if", title="What if", build=what_if.build),
-    Page(path="/run/{run}", title="Run", build=run.build),
-    Page(path="/compare/{runs}", title="Comparison", build=compare.build),
+    Page(path="/run/{run}", title="Run", build=run.build, below="/runs"),
+    Page(path="/compare/{runs}", title="Comparison", build=compare.build, below="/runs"),
 )

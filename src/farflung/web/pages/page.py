@@ -53,12 +53,14 @@ class Page:
     """A page. ``path`` may have parameters (``/run/{run}``); such a page is not in the navigation.
 
     ``build`` makes the content inside the frame, with a heading ``h1``. ``needs_broker``: hidden where no broker is.
+    ``below``: the path of the entry of the navigation that is marked instead.
     """
 
     path: str
     title: str
     build: Callable[[View], None]
     needs_broker: bool = False
+    below: str = ""
 
     @property
     def in_navigation(self) -> bool:

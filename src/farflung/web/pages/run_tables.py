@@ -123,7 +123,7 @@ def bottleneck(found: Analysis) -> Markup:
     parts = []
     busiest = f"{escape(found.bound_by)}, for {found.bound_share:.0%} of the predicted step"
     if found.gains:
-        parts.append(f"<p><b>{escape(found.gains[0][0])}</b> would shorten the step most. Busiest: {busiest}.</p>")
+        parts.append(f"<p>Largest gain: <b>{escape(found.gains[0][0])}</b>. Busiest: {busiest}.</p>")
         items = "".join(
             f"<tr><td class='text wrap'>{escape(what)}</td><td>{escape(str(Seconds(seconds)))}</td><td>{factor:.2f} x</td></tr>"
             for what, seconds, factor in found.gains[:4]

@@ -85,7 +85,7 @@ def bottleneck(found: Evaluation | None, why: Reasons | None) -> Markup:
     if best is None:
         lines.insert(0, "<p>No single machine or link at twice the speed would shorten the step.</p>")
     else:
-        lines.insert(0, f"<p><strong>{cell(best.what)}</strong> would shorten the step most.</p>")
+        lines.insert(0, f"<p>Largest gain: <strong>{cell(best.what)}</strong>.</p>")
         rows = "".join(
             f"<li>{cell(gain.what)}: {cell(str(Seconds(gain.seconds)))} per step ({gain.factor:.2f} x as fast)</li>"
             for gain in why.held

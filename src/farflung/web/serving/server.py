@@ -124,7 +124,7 @@ def _add(page: Page, serving: Serving, refreshed: Event[[]]) -> None:
             make_link=lambda role, validity: f"{request.base_url}sign-in#{serving.rights.sign_ins.token(role, validity)}",
             refreshed=refreshed,
         )
-        with frame(_links(sources), page.path):
+        with frame(_links(sources), page.below or page.path):
             page.build(view)
 
     if not page.needs_broker or sources.has_broker:

@@ -64,6 +64,7 @@ class RunSeries:
         self._decoder = msgspec.json.Decoder(_Line)
         self._offset = self._elapsed = 0.0
         self.columns: dict[str, array[float]] = {name: array("d") for name in COLUMNS}
+        self._known: set[str] = set()
         self.evaluations: list[EvaluationRecord] = []
         self.recoveries: list[RecoveryRecord] = []
         #: The lines of the newest steps; ``recent`` decodes them.
@@ -78,8 +79,8 @@ class RunSeries:
         return len(self.columns[COLUMNS[-1]])
 
     def known(self, column: str) -> bool:
-        """Whether any of the newest steps has a number in ``column``."""
-        return any(math.isfinite(value) for value in self.columns[column][-_RECENT:])
+        """Whether any step has a number in ``column``."""
+        return column in self._known
 
     @property
     def latest(self) -> StepRecord | None:
@@ -160,8 +161,10 @@ class RunSeries:
             _number(line.divergence),
             sum(errors) / len(errors) if errors else math.nan,
         )
-        for column, value in zip(self.columns.values(), values, strict=True):
+        for (name, column), value in zip(self.columns.items(), values, strict=True):
             column.append(value)
+            if math.isfinite(value):
+                self._known.add(name)
 
     def _recover(self, record: RecoveryRecord) -> None:
         steps = self.columns["step"]
@@ -175,6 +178,7 @@ class RunSeries:
 
     def _cut(self, keep: int) -> None:
         self.columns = {name: column[:keep] for name, column in self.columns.items()}
+        self._known = {name for name, column in self.columns.items() if any(map(math.isfinite, column))}
         self._recent.clear()
         self.rewritten += 1
 

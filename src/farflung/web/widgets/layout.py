@@ -48,7 +48,7 @@ document.addEventListener("click", (event) => {
 
 @contextmanager
 def frame(links: Sequence[tuple[str, str]], current: str) -> Iterator[None]:
-    """The frame of a page around the block. ``links``: (text, path) of the navigation; ``current``: the page's path."""
+    """The frame of a page around the block. ``links``: (text, path) of the navigation; ``current``: the marked path."""
     ui.add_head_html(f"<style>{_STYLE}</style><script>{_SCRIPT}</script>")
     ui.add_body_html("<script>farflung.dress()</script>")
     items = "".join(
