@@ -40,5 +40,5 @@ def test_an_answer_that_is_none_is_an_error_of_farflung(packet: bytes) -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         far.send(packet)
-        with pytest.raises(WireError, match="^a message of the process that computes is malformed: "):
+        with pytest.raises(WireError, match=r"^a message of the process that computes is malformed: "):
             receive(near, Answer)
