@@ -364,7 +364,7 @@ def _codecs(body: Mapping[str, Any]) -> dict[Link, CodecUse]:
 def _helped(body: Mapping[str, Any]) -> dict[tuple[int, str], tuple[int, float]]:
     try:
         return {(int(stage), str(name)): (int(samples), float(seconds)) for stage, name, samples, seconds in body["helped"]}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"helped must be a list of rows, got {body['helped']!r:.60}; the file is damaged") from None
 
 
