@@ -2,11 +2,12 @@
 
 Broker and worker are processes with a limit of 1,024 descriptors. A run trains; then one thread opens the connections, in turn to
 the broker's two ports and to the worker's, and opens each again that the other side has closed. Compared are the median step
-times before and during the flood. Then another worker joins, under the flood.
+times before the flood and while all connections are open. Then another worker joins, under the flood.
 """
 
 from __future__ import annotations
 
+import itertools
 import resource
 import socket
 import statistics
@@ -22,10 +23,11 @@ from benchmarks.harness.base import Check, Report, Say, Settings
 from farflung.api.submission import bundle_job
 from farflung.chaos.local_cluster import LocalCluster
 from farflung.client.connection import Client
+from farflung.errors import TrainingError
 from farflung.job import make_job
 from farflung.messages.submission import Bundle
-from farflung.messages.watching import RecordLine
-from farflung.telemetry import StepRecord, read_record
+from farflung.messages.watching import RecordLine, Result
+from farflung.telemetry import RunResult, StepRecord, read_record
 from farflung.transports.descriptors import raise_descriptor_limit
 
 __all__ = ["SilentConnections", "SilentSettings"]
@@ -73,13 +75,13 @@ class SilentConnections:
             bundle = _bundle(settings, folder)
             client.submit(bundle)
             steps = _steps(client, bundle.run)
-            before = _median(steps, settings.warm_up, settings.steps)
+            before = _median(steps, settings.steps, first=settings.warm_up)
             say(f"before: {before:.4f} s a step")
             flood = _Flood(_addresses(cluster, client), settings.connections)
             ending.callback(flood.close)
             flood.start()
             say(f"{flood.count} connections are open")
-            during = _median(steps, 0, settings.steps)
+            during = _median(steps, settings.steps, first=_step(client, bundle.run))  # records from before still wait to be read
             begin = time.monotonic()
             cluster.add(_LATE)
             joined = _joined(cluster, begin)
@@ -166,18 +168,32 @@ def _addresses(cluster: LocalCluster, client: Client) -> list[tuple[str, int]]:
     return [*((host, one) for one in ports), (host, int(port))]
 
 
-def _steps(client: Client, run: str) -> Iterator[float]:
+def _steps(client: Client, run: str) -> Iterator[StepRecord]:
+    """The records of ``run`` from its first step on.
+
+    Raises:
+        TrainingError: the run ends.
+    """
     for message in client.watch(run):
         if isinstance(message, RecordLine):
             record = read_record(message.line)
             if isinstance(record, StepRecord):
-                yield float(record.seconds)
+                yield record
+        elif isinstance(message, Result):
+            raise TrainingError(f"the run ended before it was measured: {RunResult.from_json(message.result).cause}")
 
 
-def _median(steps: Iterator[float], skip: int, count: int) -> float:
-    for _ in range(skip):
-        next(steps)
-    return statistics.median(next(steps) for _ in range(count))
+def _step(client: Client, run: str) -> int:
+    """The step that ``run`` makes now."""
+    runs = client.status()["runs"]
+    assert isinstance(runs, list)
+    return next(int(one["step"]) for one in runs if one["run"] == run)
+
+
+def _median(steps: Iterator[StepRecord], count: int, *, first: int) -> float:
+    """The median time of ``count`` steps, of which none is before the step ``first``."""
+    later = (float(record.seconds) for record in steps if record.step >= first)
+    return statistics.median(itertools.islice(later, count))
 
 
 def _joined(cluster: LocalCluster, begin: float) -> float:

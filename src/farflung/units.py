@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import ClassVar, Self
 
 from farflung.errors import InputError
@@ -65,7 +66,7 @@ class Quantity(float):
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise InputError(f"{cls.what} must be a number or text, got {text!r}; write e.g. {cls.examples}")
         if not isinstance(text, str):
-            return cls._checked(float(text), text)
+            return cls._checked(math.inf if abs(text) > sys.float_info.max else float(text), text)
         match = _NUMBER.fullmatch(text)
         if match is None or (match[2] and match[2] not in cls.table):
             raise InputError(f"cannot read {text!r} as {cls.what}; write e.g. {cls.examples}")

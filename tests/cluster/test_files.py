@@ -76,6 +76,7 @@ def test_links_inside_one_region_can_be_set():
         (('speed = "100 GFLOP/s"\n', ""), r"net: device\[0\].speed: is missing; write e.g. speed = \"5 TFLOP/s\""),
         (("speed_factor = 0.5", 'overhead = "2 s"'), r"net: device\[0\]: device '.*': overhead must be from 0 to 1.00 s"),
         (("speed_factor = 0.5", 'speed_factor = "half"'), r"net: device\[0\].speed_factor: must be a number, got 'half'"),
+        (("speed_factor = 0.5", f"speed_factor = {10**400}"), r"net: device\[0\].speed_factor: must be a number, got 1000"),
         (("count = 2", "count = 0"), r"net: device\[1\].count: must be a whole number from 1 to 20000, got 0"),
         (('kind = "cuda"', 'kind = "gpu"'), r"net: device\[1\]: device 'box-0': unknown kind 'gpu'; known are cpu, cuda"),
         (('disk = "1 TB"', 'dsk = "1 TB"'), r"net: device\[1\].dsk: unknown key; known are convolution, count, disk"),

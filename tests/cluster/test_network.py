@@ -140,7 +140,7 @@ def test_errors_of_changes(text, says):
         Network.from_text(f"{TEXT}[[change]]\n{text}\n")
 
 
-@pytest.mark.parametrize("value", ['"a %"', '"101 %"', "-0.1", "true", "[]"])
+@pytest.mark.parametrize("value", ['"a %"', '"101 %"', "-0.1", "true", "[]", "1" + 400 * "0"])
 def test_shares_are_checked(value):
     with pytest.raises(InputError, match=r"network text: link\[0\].loss: a share must be from 0 to 1"):
         Network.from_text(TEXT.replace('"0.5 %"', value))

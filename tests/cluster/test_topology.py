@@ -120,7 +120,10 @@ def test_impossible_devices_are_refused(fields, text):
         device(**({"name": "a"} | fields))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"version":1}'])
+HUGE = Topology.preset("two-laptops").to_json().replace('"alpha":[[0.0', f'"alpha":[[{10**400}')
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version":1}', "[" * 100_000, HUGE])
 def test_json_that_is_no_topology_is_refused(text):
     with pytest.raises(InputError, match="not a topology in JSON"):
         Topology.from_json(text)

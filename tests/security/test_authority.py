@@ -1,5 +1,6 @@
 """The certificate authority: survives restarts, keeps its key private, signs only what it should."""
 
+import base64
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -94,6 +95,11 @@ def _request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     return signed.public_bytes(serialization.Encoding.PEM)
 
 
+def _pem(der: bytes) -> bytes:
+    label = b"CERTIFICATE REQUEST-----\n"
+    return b"-----BEGIN " + label + base64.encodebytes(der) + b"-----END " + label
+
+
 def test_bad_requests_are_refused(tmp_path: Path) -> None:
     authority = CertificateAuthority.open(tmp_path, NOW)
     other_curve = _request(ec.generate_private_key(ec.SECP384R1()))
@@ -101,7 +107,14 @@ def test_bad_requests_are_refused(tmp_path: Path) -> None:
     good = make_request("w", new_key())
     der = x509.load_pem_x509_csr(good).public_bytes(serialization.Encoding.DER)
     forged = x509.load_der_x509_csr(der.replace(b"\x0c\x01w", b"\x0c\x01x")).public_bytes(serialization.Encoding.PEM)
+    curve = bytes.fromhex("2a8648ce3d0301")  # the last byte, 7, is P-256
+    strange_curve, strange_version = (
+        _pem(der.replace(curve + b"\x07", curve + b"\x06")),
+        _pem(der.replace(b"\2\1\0", b"\2\1\x10", 1)),
+    )
     for request, text in [
+        (strange_curve, "malformed certificate request: Curve .* is not supported"),
+        (strange_version, "malformed certificate request: 16 is not a valid CSR version"),
         (b"noise", "malformed certificate request"),
         (b"x" * 20_000, "has at most 16384 bytes, this one has 20000"),
         (other_curve, "elliptic key on P-256"),

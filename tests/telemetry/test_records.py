@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import DataError
 from farflung.telemetry import CodecUse, EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
+from farflung.telemetry.attempt_record import AttemptRecord
 
 COUNTS = st.integers(0, 2**50)
 POSITIVE = st.floats(0, 1e9)
@@ -155,3 +156,17 @@ def test_a_recovery_names_the_state_from_which_the_run_continues() -> None:
     assert ", from copies of the state; " in text("copies")
     assert ", from the state in memory; " in text("memory")
     assert ", from the initial weights; " in text("start")
+
+
+def test_bytes_that_moved_and_stages_that_are_no_numbers_are_damage() -> None:
+    line = RecoveryRecord(
+        step=4, attempt=2, replayed=2, pause=1.0, elapsed=5.0, devices=("a",), source="copies", moved=7
+    ).to_line()
+    assert isinstance(read_record(line), RecoveryRecord)
+    with pytest.raises(DataError, match=r"^moved must be a whole number, got \[7\]"):
+        read_record(line.replace('"moved":7', '"moved":[7]'))
+    with pytest.raises(DataError, match=r"this line about an attempt is damaged \(OverflowError"):
+        AttemptRecord.from_line(f'{{"attempt":1,"step":0,"elapsed":{10**400},"plan":{{}},"topology":{{}}}}')
+    step = StepRecord(step=1, loss=2.0, seconds=1.0, elapsed=2.0, samples=4, link_bytes={(0, 1): 5}).to_line()
+    with pytest.raises(DataError, match=r"^a stage must be a whole number, got '9999"):
+        read_record(step.replace("0->1", f"0->{'9' * 5000}"))

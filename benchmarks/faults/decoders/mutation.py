@@ -36,7 +36,7 @@ def mutate(form: Form, data: bytes, generator: np.random.Generator, blind: Calla
 def _change(value: Any, generator: np.random.Generator) -> Any:
     """``value`` with a change somewhere in it."""
     if isinstance(value, dict) and value and generator.random() < 0.9:
-        name = str(generator.choice(sorted(value)))
+        name = sorted(value)[int(generator.integers(len(value)))]
         kind = generator.random()
         if kind < 0.05:
             return {key: item for key, item in value.items() if key != name}
@@ -65,6 +65,8 @@ def _change_leaf(value: Any, generator: np.random.Generator) -> Any:
         return bent(value.encode("utf-8", "replace"), generator).decode("utf-8", "replace")
     if isinstance(value, str) and kind < 0.6:
         return _TEXTS[int(generator.integers(len(_TEXTS)))]
+    if type(value) in (int, float) and kind < 0.1:
+        return int(generator.choice((-1, 1))) * 10 ** int(generator.choice((20, 310, 4000)))
     if isinstance(value, float) and kind < 0.4:
         return value * float(generator.choice((0.0, -1.0, 1e-300, 1e300, 0.5, 1e9)))
     return hurt(value, generator)

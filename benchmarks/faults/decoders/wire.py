@@ -141,7 +141,7 @@ def _messages() -> Iterator[list[Any]]:
 
 def _fields(value: Any, *kinds: type) -> list[Any]:
     """The items of ``value``, which has those of ``kinds``; else no input."""
-    if not isinstance(value, list) or len(value) != len(kinds) or not all(map(isinstance, value, kinds)):
+    if not isinstance(value, list) or len(value) != len(kinds) or [type(item) for item in value] != [*kinds]:
         raise InputError("not an input")
     return value
 

@@ -46,7 +46,7 @@ def read_tables(text: str) -> TopologyTables:
         version = body["version"]
         group = np.array(body["group"], dtype=np.int64) if version == 2 else None
         via = {pair_of(str(a), str(b)): tuple(str(relay) for relay in relays) for a, b, relays in body.get("via", ())}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"not a topology in JSON ({type(error).__name__}: {error}); write it with Topology.to_json") from None
     if version not in (1, 2):
         raise InputError(

@@ -218,9 +218,10 @@ def _plain(reader: TableReader, where: str, table: Mapping[str, Any], key: str) 
 
 
 def _factor(reader: TableReader, where: str, table: Mapping[str, Any], key: str) -> float:
-    if isinstance(table[key], bool) or not isinstance(table[key], (int, float)):
-        raise reader.fail(f"{where}.{key}", f"must be a number, got {table[key]!r}; write e.g. 0.5")
-    return float(table[key])
+    found = table[key]
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or (isinstance(found, int) and abs(found) > 1 << 53):
+        raise reader.fail(f"{where}.{key}", f"must be a number, got {found!r:.60}; write e.g. 0.5")
+    return float(found)
 
 
 def _truth(reader: TableReader, where: str, table: Mapping[str, Any], key: str) -> bool:

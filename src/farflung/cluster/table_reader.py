@@ -37,7 +37,7 @@ def probability(value: object) -> float:
     text, scale = (value[:-1], 100.0) if isinstance(value, str) and value.endswith("%") else (value, 1.0)
     try:
         share = float(text) / scale  # type: ignore[arg-type]  # whatever has no float is refused below
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         share = -1.0
     if isinstance(value, bool) or not 0 <= share <= 1:
         raise InputError(f'a share must be from 0 to 1, got {value!r}; write e.g. 0.001 or "0.1 %"')

@@ -142,7 +142,7 @@ def _shape(raw: Any) -> tuple[int, ...]:
 
 
 def _read_use(raw: Any, rules: int) -> tuple[Key, int]:
-    if not isinstance(raw, list) or len(raw) != 4 or raw[1] not in DTYPES:
+    if not isinstance(raw, list) or len(raw) != 4 or not isinstance(raw[1], str) or raw[1] not in DTYPES:
         raise GraphError("optimizer rules: a use must be [group, element type, shape, rule]")
     return (_whole(raw[0], "a group", 1 << 20), raw[1], _shape(raw[2])), _whole(raw[3], "a rule", rules - 1)
 
@@ -191,7 +191,7 @@ def _read_program(raw: Any, where: str) -> UpdateProgram:
 def _read_result(raw: Any, where: str) -> LocalRef | int | float:
     if isinstance(raw, dict) and raw.keys() == {"l"}:
         return LocalRef(_whole(raw["l"], "a place", _MOST_STEPS * 2))
-    if type(raw) not in (int, float) or not math.isfinite(raw) or abs(raw) >= 1 << 63:
+    if type(raw) not in (int, float) or abs(raw) >= 1 << 63 or not math.isfinite(raw):
         raise GraphError(f"{where}: a result must be a place or a number")
     return raw  # type: ignore[no-any-return]
 

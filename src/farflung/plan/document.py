@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from farflung.errors import PlanError, VersionError
@@ -241,7 +242,7 @@ def _sync_layer(where: str, entry: object) -> SyncLayer:
     table = {"latency_seconds": 0.0} | _table(entry, where, {"parameters", "bp_seconds", "comm_seconds"} | given)
     for key in _LAYER_SECONDS:
         value = table[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
             raise _fail(f"{where}.{key}", "seconds", value)
     return SyncLayer(
         parameters=tuple(_text(name, f"{where}.parameters") for name in _list(table["parameters"], f"{where}.parameters")),

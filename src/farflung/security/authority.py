@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -109,7 +109,7 @@ class CertificateAuthority:
             parsed = x509.load_pem_x509_csr(request)
             public = parsed.public_key()
             honest = parsed.is_signature_valid
-        except (ValueError, InvalidSignature, TypeError) as error:
+        except (ValueError, InvalidSignature, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
             raise SecurityError(f"malformed certificate request: {error}") from error
         if not honest:
             raise SecurityError("the certificate request is not signed by its own key; make it again")

@@ -197,7 +197,7 @@ def parse_certificate(pem: bytes, where: object) -> x509.Certificate:
     """The certificate in ``pem``; ``where`` names its source in the error."""
     try:
         return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise SecurityError(f"{where} holds no usable certificate ({error})") from error
 
 

@@ -43,6 +43,6 @@ class AttemptRecord:
                 plan=dict(body["plan"]),
                 topology=dict(body["topology"]),
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(f"this line about an attempt is damaged ({type(error).__name__}: {error}): {line[:60]!r}") from None
         return found

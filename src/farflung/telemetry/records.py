@@ -329,7 +329,7 @@ def read_record(line: str) -> Record | None:
 def _recovery(body: Mapping[str, Any]) -> RecoveryRecord:
     return RecoveryRecord(
         source=str(body.get("source", "checkpoint")),
-        moved=int(body.get("moved", 0)),
+        moved=_whole(body, "moved") if "moved" in body else 0,
         step=_whole(body, "step"),
         attempt=_whole(body, "attempt"),
         replayed=_whole(body, "replayed"),
@@ -364,7 +364,7 @@ def _codecs(body: Mapping[str, Any]) -> dict[Link, CodecUse]:
 def _helped(body: Mapping[str, Any]) -> dict[tuple[int, str], tuple[int, float]]:
     try:
         return {(int(stage), str(name)): (int(samples), float(seconds)) for stage, name, samples, seconds in body["helped"]}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"helped must be a list of rows, got {body['helped']!r:.60}; the file is damaged") from None
 
 
@@ -413,7 +413,7 @@ def _table(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _stage(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise DataError(f"a stage must be a whole number, got {text!r}; the file is damaged or of another version")
     return int(text)
 

@@ -244,7 +244,7 @@ def _read_trace(path: Path) -> ProcessTrace:
                         lost += int(body["lost"])
                         if "offset" in body:
                             offset = ClockOffset(seconds=float(body["offset"]), error=float(body["error"]))
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, OverflowError) as error:
                     raise DataError(f"{path}, line {number} is no event ({type(error).__name__}: {error})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}; it is damaged or not readable by you") from None

@@ -42,7 +42,7 @@ def test_a_frame_that_was_changed_is_right_again() -> None:
 
 @pytest.mark.parametrize("form", [Form.VALUE, Form.JSON, Form.PARSED])
 def test_changes_keep_the_form(form: Form) -> None:
-    value = {"a": [1, 2.5, "text"], "b": {"c": None}}
+    value = {"a": [1, 2.5, "text"], "b": {"c\0": None}}
     data = write_input(form, json.dumps(value) if form is Form.JSON else value)
     generator = np.random.default_rng(1)
     found = {mutate(form, data, generator, lambda given: given) for _ in range(100)}
