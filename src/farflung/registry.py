@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from farflung.errors import FarflungError, InputError
 from farflung.foreign_code import translated
+from farflung.known_names import known_names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -57,10 +57,8 @@ class Registry(Generic[T]):
             loader = self._loaders[name]
         except KeyError:
             names = list(self)
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            known = f"known are {', '.join(names)}" if names else "none is installed"
-            raise InputError(f"unknown {self._kind} {name!r}: {hint}{known}") from None
+            known = known_names(name, names) if names else "none is installed"
+            raise InputError(f"unknown {self._kind} {name!r}: {known}") from None
         with self.blame(name, "can't be loaded"):
             with ExitStack() as failed:
                 failed.callback(self._broken.add, name)

@@ -106,7 +106,11 @@ def test_finite_stays_finite(seed: int, scale: float) -> None:
         ("int8", {"block": 3}, "needs 'row' or an even block from 2 to 1048576, got 3"),
         ("int8", {"block": 2.0}, "got 2.0"),
         ("fp16", {"dtype": "float16"}, "codec 'fp16' has no parameter 'dtype': known are none"),
-        ("topk", {"rato": 3}, "codec 'topk' has no parameter 'rato': known are ratio, values, format, selection"),
+        (
+            "topk",
+            {"rato": 3},
+            "codec 'topk' has no parameter 'rato': did you mean 'ratio'? known are ratio, values, format, selection",
+        ),
         (
             "topkk",
             {},

@@ -157,7 +157,10 @@ def test_refusals(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_value_that_only_programs_set_is_not_proposed(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('steps = 1\n[schedule]\nname = "cosin"\n')
-    with pytest.raises(InputError, match=r"name = 'cosin': must be 'constant', .*'one_cycle' or 'inverse_sqrt'$"):
+    with pytest.raises(InputError, match=r"name = 'cosin': .*'one_cycle' or 'inverse_sqrt'; did you mean 'cosine'\?$"):
+        load_job(tmp_path / "job.toml")
+    (tmp_path / "job.toml").write_text('steps = 1\n[optimizer]\nname = "adamww"\n')
+    with pytest.raises(InputError, match=r"name = 'adamww': must be 'sgd', .*'rmsprop' or 'rprop'; did you mean 'adamw'\?$"):
         load_job(tmp_path / "job.toml")
 
 

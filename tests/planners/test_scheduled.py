@@ -170,8 +170,11 @@ def test_parameters_are_divided_where_the_model_does_not_fit_otherwise(planner):
     whole, divided = memory_of_sites("none"), memory_of_sites("parameters")
     assert divided < 0.8 * whole
     topology = sited(0.9 * divided + 0.1 * whole)
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match=r'; or let ranks divide the parameters \(plan.shard = "auto"\)$'):
         get_planner(planner).plan(wide(), topology, job=sharding("none", planner))
+    with pytest.raises(PlanError) as caught:  # nothing fits: the remedy would be none
+        get_planner(planner).plan(wide(), sited(1e3), job=sharding("none", planner))
+    assert "let ranks divide" not in str(caught.value)
     job = sharding(planner=planner)
     plan = get_planner(planner).plan(wide(), topology, job=job)
     found = estimate(wide(), plan, topology, job)

@@ -70,7 +70,7 @@ _TWO_NAMES = {
     "accumulate": (re.compile(r"\bmicro_batches\b"), ""),
     "schedule": (re.compile(r"\blr_schedule\b"), ""),
     "evaluate": (re.compile(r"\bevaluation="), "="),
-    "epochs": (re.compile(r"(?<=: set )steps above it$"), " that give more steps"),
+    "epochs": (re.compile(r"(?<=: set )steps above \d+$"), " that give more steps"),
 }
 _SAID = {"true": "True", "false": "False"}
 

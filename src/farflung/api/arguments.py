@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +15,12 @@ from farflung.api.optimizers import Given
 from farflung.api.reports import Targets
 from farflung.cluster import Topology
 from farflung.errors import InputError
+from farflung.foreign_text import shown
 from farflung.job.check import check_job
 from farflung.job.explain import explain
 from farflung.job.optimizer_names import CAPTURED, NAMED
 from farflung.job.spec import CheckpointSpec, CodecSpec, JobSpec, OptimizerSpec, PlanSpec, ReportSpec, ScheduleSpec, SyncSpec
+from farflung.known_names import known_names
 from farflung.sync import get_strategy
 
 if TYPE_CHECKING:
@@ -115,14 +116,14 @@ def check_types(given: TrainArguments, functions: Mapping[str, object]) -> None:
     """
     for name, function in functions.items():
         if not callable(function):
-            raise InputError(f"{name}={_shown(function)} can't be called: pass {_FUNCTIONS[name]}")
+            raise InputError(f"{name}={shown(function)} can't be called: pass {_FUNCTIONS[name]}")
     for name, (types, wanted) in _TYPES.items():
         value = getattr(given, name)
         if not isinstance(value, types):
-            raise InputError(f"{name}={_shown(value)} is of the type {type(value).__name__}: pass {wanted}")
+            raise InputError(f"{name}={shown(value)} is of the type {type(value).__name__}: pass {wanted}")
     if not isinstance(given.lr_schedule, (str, ScheduleSpec)) and not callable(given.lr_schedule):
         raise InputError(
-            f"lr_schedule={_shown(given.lr_schedule)} is of the type {type(given.lr_schedule).__name__}: pass a name, a "
+            f"lr_schedule={shown(given.lr_schedule)} is of the type {type(given.lr_schedule).__name__}: pass a name, a "
             "ScheduleSpec, a function of the step, or a function of the optimizer that makes a scheduler"
         )
     for name, number in (("lr", given.lr), ("clip_norm", given.clip_norm)):
@@ -150,10 +151,6 @@ def brought_by(given: TrainArguments) -> Given:
         optimizer=None if named else given.optimizer,
         schedule=None if isinstance(schedule, (str, ScheduleSpec)) else schedule,
     )
-
-
-def _shown(value: object) -> str:
-    return " ".join(repr(value).split())[:80]
 
 
 def job_of(given: TrainArguments, threads: int) -> JobSpec:
@@ -250,11 +247,8 @@ def _optimizer(given: TrainArguments) -> dict[str, Any]:
             )
     elif isinstance(optimizer, str):
         if optimizer not in NAMED:
-            close = difflib.get_close_matches(optimizer.lower(), NAMED, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InputError(
-                f"unknown optimizer {optimizer!r}: {hint}known are {', '.join(sorted(NAMED))}; or pass a function that makes one"
-            )
+            known = known_names(optimizer, sorted(NAMED))
+            raise InputError(f"unknown optimizer {optimizer!r}: {known}; or pass a function that makes one")
         found = {"name": optimizer, "lr": DEFAULT_LR if lr is None else lr}
     elif callable(optimizer) or hasattr(optimizer, "param_groups"):
         if lr is not None:
@@ -262,7 +256,7 @@ def _optimizer(given: TrainArguments) -> dict[str, Any]:
         found = {"name": CAPTURED}
     else:
         raise InputError(
-            f"optimizer={_shown(optimizer)} can't be used: pass a name, an OptimizerSpec, or a function that makes one"
+            f"optimizer={shown(optimizer)} can't be used: pass a name, an OptimizerSpec, or a function that makes one"
         )
     return found if clip_norm is None else {**found, "clip_norm": clip_norm}
 

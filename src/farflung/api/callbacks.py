@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from farflung.api.evaluation import Evaluation
 from farflung.api.reports import Reports
 from farflung.engines.base import Array
 from farflung.errors import InputError
+from farflung.foreign_text import shown
 from farflung.graph.ir import Graph, StateKind
 from farflung.job import JobSpec
+from farflung.known_names import did_you_mean
 from farflung.plan.model import Plan
 from farflung.telemetry.activity import TrainingProgress
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, StepRecord
@@ -127,7 +128,7 @@ def listed(callbacks: Any, on_step: _Step | None) -> list[Any]:
     """
     if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
         raise InputError(
-            f"callbacks={callbacks!r:.80} is of the type {type(callbacks).__name__}: pass a list, as in callbacks=[function]"
+            f"callbacks={shown(callbacks)} is of the type {type(callbacks).__name__}: pass a list, as in callbacks=[function]"
         )
     return [*callbacks, *([] if on_step is None else [on_step])]
 
@@ -140,7 +141,7 @@ def _methods(one: Any) -> tuple[_Step | None, _Evaluated | None, _Saved | None]:
     given = [function for function in (on_step, on_evaluation, on_checkpoint) if function is not None]
     if isinstance(one, type) or not all(map(callable, given)):
         raise InputError(
-            f"callbacks has {one!r:.80}: pass functions of a StepRecord, or objects with a method on_step, on_evaluation or "
+            f"callbacks has {shown(one)}: pass functions of a StepRecord, or objects with a method on_step, on_evaluation or "
             "on_checkpoint"
         )
     return on_step, on_evaluation, on_checkpoint
@@ -149,14 +150,13 @@ def _methods(one: Any) -> tuple[_Step | None, _Evaluated | None, _Saved | None]:
 def _early_stop(given: object, evaluation: Evaluation | None, known: Sequence[str]) -> EarlyStop:
     found = EarlyStop(patience=given) if type(given) is int else given
     if not isinstance(found, EarlyStop):
-        raise InputError(f"early_stop={given!r:.80}: pass a number of evaluations, or an EarlyStop")
+        raise InputError(f"early_stop={shown(given)}: pass a number of evaluations, or an EarlyStop")
     if evaluation is None:
         raise InputError("early_stop compares evaluations, and there is none: pass evaluate, too")
     if found.metric not in known:
-        close = difflib.get_close_matches(str(found.metric), known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise InputError(
-            f"EarlyStop(metric={found.metric!r}): {hint}the evaluation has {', '.join(known)}; add the metric to metrics"
+            f"EarlyStop(metric={found.metric!r}): {did_you_mean(found.metric, known)}the evaluation has {', '.join(known)}; "
+            "add the metric to metrics"
         )
     return found
 

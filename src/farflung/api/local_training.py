@@ -8,11 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.api.argument_names import in_arguments
 from farflung.api.batches import Batches, EvaluationBatches
 from farflung.api.callbacks import Callbacks
 from farflung.api.local_folder import LocalFolder
 from farflung.api.planning import plan as make_plan
 from farflung.api.result import Outcome
+from farflung.broker.planning.planned import why_idle
 from farflung.broker.progress import Progress, RecordList
 from farflung.broker.records.report_limits import ReportLimits
 from farflung.client.in_process import LocalHooks, LocalRun
@@ -24,6 +26,7 @@ from farflung.engines.base import Array
 from farflung.graph.ir import Graph
 from farflung.messages.conversions.step_reports import StepReport
 from farflung.messages.submission import Bundle
+from farflung.planners.finish import Problem
 from farflung.step.run_setup import Committed, Phase, RunSetup
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
 from farflung.transports.memory import MemoryHub
@@ -33,10 +36,14 @@ __all__ = ["LocalSettings", "train_here"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """``topology``: each of its devices is a thread. ``folder``: where the run is written (None: nowhere)."""
+    """``topology``: each of its devices is a thread. ``folder``: where the run is written (None: nowhere).
+
+    ``workers``: how many the caller asks for (None: the caller gives no number).
+    """
 
     topology: Topology
     folder: Path | None = None
+    workers: int | None = None
 
 
 def train_here(
@@ -56,6 +63,10 @@ def train_here(
     job = bundle.job
     topology = settings.topology
     plan = make_plan(bundle.graph, topology, planner=job.plan.planner, job=job)
+    if settings.workers is not None and settings.workers > len(plan.devices):
+        parts = len(Problem.of(bundle.graph, topology, job).runs)
+        why = in_arguments(why_idle(plan, len(topology), parts, job.limits))
+        callbacks.progress.note(bundle.run, f"workers={settings.workers}, of which {len(plan.devices)} get a stage: {why}")
     folder = LocalFolder(settings.folder, bundle, plan, topology)
     callbacks.planned(job, plan)
     setups = {

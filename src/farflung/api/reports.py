@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from farflung.clock import monotonic
 from farflung.errors import FarflungError, InputError
+from farflung.foreign_text import shown
 from farflung.job import JobSpec, to_json
 from farflung.job.spec import ReportSpec
 from farflung.plan.model import Plan
@@ -61,8 +62,8 @@ def targets_of(report: ReportArgument) -> Targets:
             found = replace(found, objects=(*found.objects, item))
         else:
             raise InputError(
-                f"report={item!r:.80}: pass the name of a tracker, a ReportSpec, or an object with the methods begin, log, text, "
-                "flush and end (farflung.integrations.trackers.Tracker)"
+                f"report={shown(item)}: pass the name of a tracker, a ReportSpec, or an object with the methods begin, log, "
+                "text, flush and end (farflung.integrations.trackers.Tracker)"
             )
     check_names(found.spec.to, "report")
     for name in found.spec.to:

@@ -20,6 +20,7 @@ from farflung.graph.weight_expressions import expressions_from_json, expressions
 from farflung.ids import new_id
 from farflung.job import JobSpec
 from farflung.job.groups import is_frozen
+from farflung.known_names import known_names
 from farflung.messages.submission import Bundle
 from farflung.object_store import is_remote
 from farflung.plan.codec_choice.compression import PLANNED, choice_of
@@ -109,7 +110,8 @@ def check_names(job: JobSpec) -> None:
         InputError: one is unknown, or does not fit.
     """
     if job.codec.family not in PLANNED and job.codec.family not in CODECS:
-        raise InputError(f"codec.name = {job.codec.name!r} is unknown: known are {', '.join([*PLANNED, *CODECS])}")
+        known = known_names(job.codec.family, [*PLANNED, *CODECS])
+        raise InputError(f"codec.name = {job.codec.name!r} is unknown: {known}")
     if job.codec.name not in PLANNED:
         CODECS.get(job.codec.family)  # a plug-in may be broken
         try:

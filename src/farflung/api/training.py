@@ -311,7 +311,8 @@ def _train(trainable: _Trainable, job: JobSpec, given: TrainArguments, callbacks
     try:
         if given.ticket is not None:
             return bundle, train_there(bundle, trainee.states, batches, side, callbacks, given.ticket)
-        settings = LocalSettings(topology=topology, folder=None if given.folder is None else Path(given.folder))
+        folder = None if given.folder is None else Path(given.folder)
+        settings = LocalSettings(topology=topology, folder=folder, workers=given.workers)
         return bundle, train_here(bundle, trainee.states, batches, side, callbacks, settings)
     except (GraphError, DataError) as error:
         error.args = (str(error) + _batch_text(error, graph, trainee.evaluation, inputs),)

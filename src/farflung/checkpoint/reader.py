@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from farflung.checkpoint.safetensors import Array, SafetensorsIndex
 from farflung.checkpoint.store import CheckpointStore
 from farflung.errors import CheckpointError
 from farflung.graph.ir import TensorSpec
+from farflung.known_names import did_you_mean
 
 __all__ = ["CheckpointReader", "FetchedReader"]
 
@@ -84,8 +84,7 @@ class CheckpointReader:
     def _index(self, name: str) -> SafetensorsIndex:
         home = self.manifest.home.get(name)
         if home is None:
-            close = difflib.get_close_matches(name, self.manifest.home, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(name, self.manifest.home)
             raise CheckpointError(
                 f"the checkpoint of step {self.manifest.step} has no tensor {name!r}: {hint}it has {len(self.manifest.home)}"
             )

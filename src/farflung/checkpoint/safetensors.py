@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from farflung.checkpoint.blob import Blob
 from farflung.errors import CheckpointError
 from farflung.graph.ir import DTYPES, TensorSpec
+from farflung.known_names import did_you_mean
 
 __all__ = ["Array", "SafetensorsIndex", "TensorEntry", "dtype_of", "encode", "spec_of"]
 
@@ -112,7 +113,8 @@ class SafetensorsIndex:
             return self.tensors[name]
         except KeyError:
             raise self._error(
-                f"has no tensor {name!r}: it has {len(self.tensors)}, e.g. {', '.join(list(self.tensors)[:3])}"
+                f"has no tensor {name!r}: {did_you_mean(name, self.tensors)}it has {len(self.tensors)}, e.g. "
+                f"{', '.join(list(self.tensors)[:3])}"
             ) from None
 
     def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from farflung.cluster import published_networks
 from farflung.cluster.device import Device
 from farflung.cluster.tables import TopologyTables
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = ["get_preset", "preset_names"]
@@ -35,7 +36,7 @@ def get_preset(name: str) -> TopologyTables:
     match = _NUMBERED.fullmatch(name)
     if match is not None and 1 <= int(match[2]) <= 20_000:
         return (_homogeneous if match[1] == "homogeneous" else _regions)(int(match[2]))
-    raise InputError(f"unknown topology preset {name!r}: known are {', '.join(preset_names())} (N from 1 to 20000)")
+    raise InputError(f"unknown topology preset {name!r}: {known_names(name, preset_names())} (N from 1 to 20000)")
 
 
 def _two_regions() -> TopologyTables:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.units import BytesPerSecond, Quantity, Seconds
 
 __all__ = ["LINK_KEYS", "QUEUE", "Names", "TableReader", "probability"]
@@ -79,7 +80,7 @@ class TableReader:
             raise self.fail(where, f"must be a table, got {table!r}; write [{where}]")
         for key in table:
             if key not in keys:
-                raise self.fail(f"{where}.{key}".lstrip("."), f"unknown key; known are {', '.join(sorted(keys))}")
+                raise self.fail(f"{where}.{key}".lstrip("."), f"unknown key; {known_names(key, sorted(keys))}")
         return table
 
     def tables(self, body: Mapping[str, Any], key: str) -> Sequence[object]:

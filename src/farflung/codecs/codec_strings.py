@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farflung.codecs.base import Codec
-from farflung.codecs.members import CODECS, get_codec
-from farflung.codecs.memory import MEMORIES, Memory, get_memory
+from farflung.codecs.members import get_codec
+from farflung.codecs.memory import Memory, get_memory
 from farflung.errors import InputError
 
 __all__ = ["codec_parts", "read_codec", "read_memory"]
@@ -19,8 +19,6 @@ def read_codec(text: str) -> Codec:
         InputError: no codec has that name, it has no such parameter, a value is out of range, or ``text`` is written otherwise.
     """
     name, parameters = codec_parts(text)
-    if name not in CODECS:
-        raise InputError(f"unknown codec {name!r}: known are {', '.join(CODECS)}")
     return get_codec(name, **parameters)
 
 
@@ -40,8 +38,6 @@ def read_memory(text: str, codec: Codec) -> Memory:
         InputError: no memory has that name, it has no such parameter, a value is out of range, or ``text`` is written otherwise.
     """
     name, parameters = _parts("memory", text, "dgc:momentum=0.9")
-    if name not in MEMORIES:
-        raise InputError(f"unknown memory {name!r}: known are {', '.join(MEMORIES)}")
     return get_memory(name, codec, **parameters)
 
 

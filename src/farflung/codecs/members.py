@@ -12,6 +12,7 @@ from farflung.codecs.quantization.quantized import BlockQuantized
 from farflung.codecs.sparse.randomk import RandomK
 from farflung.codecs.sparse.topk import TopK
 from farflung.errors import CodecError, InputError
+from farflung.known_names import known_names
 from farflung.registry import Registry
 
 __all__ = ["CODECS", "decode_payload", "get_codec"]
@@ -32,7 +33,7 @@ def get_codec(name: str, /, **params: object) -> Codec:
         known = inspect.signature(factory).parameters
     unknown = [key for key in params if key not in known]
     if unknown:
-        raise InputError(f"codec {name!r} has no parameter {unknown[0]!r}: known are {', '.join(known) or 'none'}")
+        raise InputError(f"codec {name!r} has no parameter {unknown[0]!r}: {known_names(unknown[0], known)}")
     with CODECS.blame(name, "can't be made"):
         return factory(**params)
 

@@ -35,6 +35,7 @@ from farflung.codecs.keys import keyed
 from farflung.codecs.low_rank.lowrank import LowRank
 from farflung.codecs.members import decode_payload
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.registry import Registry
 
 __all__ = [
@@ -247,7 +248,7 @@ def get_memory(name: str, /, codec: Codec, **params: object) -> Memory:
     known = [key for key in inspect.signature(factory).parameters if key != "codec"]
     unknown = [key for key in params if key not in known]
     if unknown:
-        raise InputError(f"memory {name!r} has no parameter {unknown[0]!r}: known are {', '.join(known) or 'none'}")
+        raise InputError(f"memory {name!r} has no parameter {unknown[0]!r}: {known_names(unknown[0], known)}")
     return factory(codec=codec, **params)
 
 

@@ -15,7 +15,6 @@ arguments, states with PyTorch's default initializers, and module paths. No tens
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from farflung.graph.layers import LAYERS, LayerBuilder
 from farflung.graph.opset import OpClass, check_target, info
 from farflung.graph.shapes import infer
 from farflung.graph.validate import validate
+from farflung.known_names import known_names
 
 __all__ = ["GraphBuilder", "Reference", "normalize", "register_module"]
 
@@ -95,9 +95,7 @@ class GraphBuilder:
         """
         layers = {**LAYERS, **_REGISTERED}
         if type not in layers:
-            close = difflib.get_close_matches(type, layers, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise GraphError(f"layer {name!r}: unknown type {type!r}: {hint}known are {', '.join(sorted(layers))}")
+            raise GraphError(f"layer {name!r}: unknown type {type!r}: {known_names(type, sorted(layers))}")
         full = self._free(name)
         values = [self.value(reference) for reference in references]
         with self._within(name, type):

@@ -6,13 +6,13 @@ Names only, no tensor library: engines look the names up in their own tables. A 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.errors import GraphError
 from farflung.graph.operator_tables import ATEN, PSEUDO
+from farflung.known_names import close_names
 
 __all__ = ["OPSET", "OpClass", "OpInfo", "check_initializer", "check_target", "info"]
 
@@ -114,7 +114,7 @@ def _hint(name: str) -> str:
     base = name.rpartition(".")[0]
     overloads = [known for known in usable if base and known.rpartition(".")[0] == base]
     # operators are compared by their own names: "aten." and ".default" would make all of them alike
-    alike = set(difflib.get_close_matches(_operator(name), {_operator(known) for known in usable}, n=1, cutoff=0.8))
+    alike = close_names(_operator(name), {_operator(known) for known in usable}, cutoff=0.8)
     close = overloads or [known for known in usable if _operator(known) in alike][:3]
     if not close:
         return f"the list has {len(usable)} operators (farflung.graph.opset), and none is written nearly so"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+from farflung.known_names import did_you_mean, known_names
 
 __all__ = ["explain"]
 
@@ -26,8 +27,8 @@ _KINDS = {
     "none_required": "left out",
     "finite_number": "a finite number",
 }
-#: Key -> a value that no job file may have: a call of ``train`` with a function sets it.
-_UNWRITTEN = {"schedule.name": "'values'"}
+#: Values that no job file may have: a call of ``train`` with a function sets them.
+_UNWRITTEN = ("'values'", "'captured'")
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
@@ -61,7 +62,7 @@ def _line(path: str, section: type[BaseModel] | None, item: Mapping[str, Any]) -
         key, words = _BOUNDS[kind]
         return f"{path} = {shown}: must be {words} {_figure(context[key])}"
     if kind == "literal_error":
-        return f"{path} = {shown}: must be {_written(path, context['expected'])}"
+        return f"{path} = {shown}: must be {_allowed(item['input'], context['expected'])}"
     if kind == "too_short":
         return f"{path} = {shown}: must have at least {context['min_length']} items"
     if kind == "too_long":
@@ -70,14 +71,13 @@ def _line(path: str, section: type[BaseModel] | None, item: Mapping[str, Any]) -
     return f"{path} = {shown}: must be {allowed}" if allowed else f"{path} = {shown}: {item['msg']}"
 
 
-def _written(path: str, expected: str) -> str:
-    """The values ``expected`` of the key ``path``, without the one that only a program sets."""
-    unwritten = _UNWRITTEN.get(path)
-    if unwritten is None:
-        return expected
-    values = expected.replace(" or ", ", ").split(", ")
-    *first, last = [value for value in values if value != unwritten]
-    return f"{', '.join(first)} or {last}"
+def _allowed(given: object, expected: str) -> str:
+    """The values ``expected``, without those that only a program sets, and the one that is close to ``given``."""
+    values = [value for value in expected.replace(" or ", ", ").split(", ") if value not in _UNWRITTEN]
+    if len(values) == 1:  # beside another type, which follows
+        return values[0]
+    hint = did_you_mean(given, [value.strip("'") for value in values])
+    return f"{', '.join(values[:-1])} or {values[-1]}" + (f"; {hint.rstrip()}" if hint else "")
 
 
 def _figure(bound: float) -> str:
@@ -101,9 +101,7 @@ def _union(path: str, error: ValidationError) -> str:
 
 def _close(key: str, section: type[BaseModel] | None) -> str:
     known = sorted(section.model_fields) if section is not None else []
-    close = difflib.get_close_matches(key, known, n=2, cutoff=0.6)
-    hint = f"did you mean {' or '.join(repr(name) for name in close)}? " if close else ""
-    return f"{hint}known are {', '.join(known)}"
+    return known_names(key, known, most=2)
 
 
 def _show(value: object) -> str:

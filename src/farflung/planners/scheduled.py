@@ -99,14 +99,14 @@ class Siting:
             try:
                 return self._fitting(graph, topology, _with(job, shard="none"), 1.0 / most)
             except PlanError as error:
-                if wish == "none":
-                    raise PlanError(f'{error}; or let ranks divide the parameters (plan.shard = "auto")') from None
                 whole = error
         try:
             plan = self._fitting(graph, topology, _with(job, shard="parameters"), 1.0)
         except PlanError as error:
-            same = wish == "auto" and str(error) == str(whole)  # memory is not what is missing
+            same = wish == "none" or (wish == "auto" and str(error) == str(whole))  # memory is not what is missing
             raise (whole if same else PlanError(f"with parameters divided among ranks: {error}")) from None
+        if wish == "none":
+            raise PlanError(f'{whole}; or let ranks divide the parameters (plan.shard = "auto")')
         return plan if wish == "parameters" else _relieved(plan, graph, topology, job, "shard")
 
     def _fitting(self, graph: Graph, topology: Topology, job: JobSpec, share: float) -> Plan:

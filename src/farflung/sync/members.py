@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.registry import Registry
 from farflung.sync import strategies
 from farflung.sync.base import Strategy
@@ -39,10 +40,12 @@ def get_strategy(name: str, /, **settings: object) -> Strategy:
     Raises:
         InputError: no strategy has that name, or it has no such setting (the text lists the known ones), or a value is wrong.
     """
+    if name not in STRATEGIES:  # a job may also sum exactly, without a strategy
+        raise InputError(f"unknown sync strategy {name!r}: {known_names(name, sorted(('exact', *STRATEGIES)))}")
     factory = STRATEGIES.get(name)
     fixed = frozenset(factory.keywords) if isinstance(factory, partial) else frozenset[str]()  # what the name decides
     known = [key for key in inspect.signature(factory).parameters if key not in fixed]
     unknown = [key for key in settings if key not in known]
     if unknown:
-        raise InputError(f"strategy {name!r} has no setting {unknown[0]!r}: known are {', '.join(known)}")
+        raise InputError(f"strategy {name!r} has no setting {unknown[0]!r}: {known_names(unknown[0], known)}")
     return factory(**settings)

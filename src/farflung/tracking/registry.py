@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.registry import Registry
 from farflung.tracking.base import MakeTracker
 
@@ -36,10 +37,9 @@ def check_names(names: tuple[str, ...], what: str = "report.to") -> None:
     Raises:
         InputError: there is none of that name; the text lists the known ones.
     """
-    known = list(TRACKERS)
     for name in names:
         if name not in TRACKERS:
-            raise InputError(f"{what}: unknown tracker {name!r}: known are {', '.join(known)}")
+            raise InputError(f"{what}: unknown tracker {name!r}: {known_names(name, TRACKERS)}")
 
 
 def check_installed(name: str, where: str) -> None:

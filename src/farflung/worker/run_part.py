@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from farflung.data.base import Place
 from farflung.data.fetching import Fetch
+from farflung.defects import defect_text
 from farflung.engines.base import Engine
 from farflung.engines.state_file import DiskSpace
 from farflung.errors import ConnectionLost, FarflungError, WireError
@@ -23,6 +25,7 @@ from farflung.messages.data import RunMessage
 from farflung.messages.reports import Failed, Waits
 from farflung.messages.schema import UNSET, Flag, Message
 from farflung.step.run_setup import attempt_name
+from farflung.telemetry.log_line import Detail
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import Arrival
 from farflung.worker.broker_storage import BrokerStorage
@@ -216,10 +219,12 @@ class RunPart(ABC):
         if self._requests.broker_knows:
             return
         ours = isinstance(error, FarflungError)
-        cause = str(error) if ours else f"{type(error).__name__}: {error}"
+        cause = str(error) if ours else defect_text(error)
         kind = type(error).__name__ if ours else "TrainingError"
         line, lost_peer = self._describe(error, cause)
         self._services.log(line)
+        if not ours:
+            self._services.log(Detail("".join(traceback.format_exception(error))))
         with suppress(ConnectionLost):  # the broker is lost too
             known = error if isinstance(error, FarflungError) else FarflungError()
             batch, blames = batch_item(known.batch), known.blames or UNSET

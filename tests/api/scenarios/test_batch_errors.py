@@ -76,7 +76,14 @@ def test_the_first_batch(first: Any, kind: type[FarflungError], text: str, facto
                 r"batches must be alike \(drop a smaller last one, or fill it up\)"
             ),
         ),
-        (lambda: (X.double(), Y), r"batch_fn\(0, 1\) returned 'x' as float64 \[4, 8\], batch_fn\(0, 0\) as float32 \[4, 8\]"),
+        (
+            lambda: (X.double(), Y),
+            (
+                r"batch_fn\(0, 1\) returned 'x' as float64 \[4, 8\], batch_fn\(0, 0\) as float32 \[4, 8\]: all batches must "
+                r"be alike \(convert them to float32\)"
+            ),
+        ),
+        (lambda: (X[:, :5], Y), r"returned 'x' as float32 \[4, 5\], .* must be alike \(pad all samples to one length\)"),
         (lambda: (X,), r"batch_fn\(0, 1\) returned no 'y'; it returned x"),
         (lambda: (X, Y, Y), r"batch_fn\(0, 1\) did not return what batch_fn\(0, 0\) did: 3 values, but .* takes 2 \(x, y\)"),
         (lambda: None, r"batch_fn\(0, 1\) did not return what batch_fn\(0, 0\) did: 'NoneType' object is not iterable"),
@@ -116,6 +123,23 @@ def test_weights_of_another_type() -> None:
 def test_a_target_that_does_not_fit(target: torch.Tensor, text: str) -> None:
     with pytest.raises(CaptureError, match=text):
         train(nn.Linear(8, 3), [(X, target)], loss=nn.functional.cross_entropy, steps=1, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "loss", "place"),
+    [
+        (nn.Linear(8, 3), X, nn.functional.cross_entropy, r"cross_entropy of PyTorch"),
+        (nn.Linear(8, 3), X, nn.CrossEntropyLoss(), r"CrossEntropyLoss"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(7, 3)), X, nn.functional.mse_loss, r"layer 1 \(Linear\)"),
+    ],
+    ids=["function", "module", "layer"],
+)
+def test_a_failure_inside_of_pytorch_names_its_part_and_the_callers_line(
+    model: nn.Module, inputs: torch.Tensor, loss: Any, place: str
+) -> None:
+    text = rf"^torch.export can't trace the module in {place} \(called from test_batch_errors.py:\d+\): RuntimeError: "
+    with pytest.raises(CaptureError, match=text):
+        train(model, [(inputs, torch.ones(4))], loss=loss, steps=1, workers=1)
 
 
 @pytest.mark.parametrize(

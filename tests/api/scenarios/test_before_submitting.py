@@ -31,7 +31,7 @@ def test_an_unknown_codec_is_refused_before_anything_is_captured(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("lowrank:rnk=3", "codec.name = 'lowrank:rnk=3': codec 'lowrank' has no parameter 'rnk': known are rank, "),
+        ("lowrank:rnk=3", "codec.name = 'lowrank:rnk=3': codec 'lowrank' has no parameter 'rnk': did you mean 'rank'? known "),
         ("lowrank:rank=0", "codec.name = 'lowrank:rank=0': codec 'lowrank' needs a rank from 1 to 1024, got 0"),
         (
             "lowrank:rank",

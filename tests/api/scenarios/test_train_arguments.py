@@ -158,11 +158,59 @@ def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
 )
 def test_types_that_are_refused(name: str, value: object, text: str) -> None:
     called = []
-    arguments: dict[str, Any] = {"module": net, "batch_fn": called.append, "steps": 1} | {name: value}
+
+    def batch_fn(step: int, micro_batch: int) -> None:
+        called.append(step)
+
+    arguments: dict[str, Any] = {"module": net, "batch_fn": batch_fn, "steps": 1} | {name: value}
     with pytest.raises(InputError, match=f"(?s){text}") as caught:
         farflung.train(**arguments)
     assert "\n" not in str(caught.value)
     assert not called
+
+
+class Plotter:
+    """No callback: it has none of the methods."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"callbacks": [Plotter()]}, rf"^callbacks has <{__name__}\.Plotter>: pass functions of a StepRecord, or objects"),
+        ({"report": Plotter()}, rf"^report=<{__name__}\.Plotter>: pass the name of a tracker"),
+        ({"planner": batch}, r"^planner=<function batch> is of the type function: pass a name or a PlanSpec$"),
+    ],
+)
+def test_an_object_is_shown_by_its_type(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        trained(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"batch_fn": lambda step: None}, r"^data is called with step and micro_batch, but the function takes step: pass a func"),
+        ({"batch_fn": lambda: None}, r"but the function takes nothing: pass a function of \(step, micro_batch\)$"),
+        (
+            {"evaluation": Evaluation(batch_fn=batch)},
+            r"^Evaluation.batch_fn is called with index, but the function takes step, micro_batch: pass a function of \(index\)$",
+        ),
+    ],
+)
+def test_a_batch_function_of_other_arguments_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        trained(**arguments)
+
+
+def test_workers_without_a_stage_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    found = trained(workers=100, steps=1)
+    stages = len(found.plan.stages)
+    assert stages < 100
+    (line,) = [one for one in caplog.messages if "workers" in one]
+    assert line.endswith(f": workers=100, of which {stages} get a stage: the model cannot be cut into more stages")
+    caplog.clear()
+    trained(workers=stages, steps=1)
+    assert not [one for one in caplog.messages if "workers" in one]
 
 
 @pytest.mark.parametrize(("number", "text"), [({"batches": 0}, "batches"), ({"every": -1}, "every"), ({"every": 0.5}, "every")])

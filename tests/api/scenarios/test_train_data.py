@@ -427,7 +427,11 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
             r"^micro_batches is another name of accumulate, and both are given: remove",
         ),
         (loader(), {"accumulate": 0}, r"^accumulate must be at least 1, got 0$"),
-        (loader(), {"schedule": "cosin"}, r"^schedule='cosin': must be 'constant', 'cosine', .*'one_cycle' or 'inverse_sqrt'$"),
+        (
+            loader(),
+            {"schedule": "cosin"},
+            r"^schedule='cosin': must be .* or 'inverse_sqrt'; did you mean 'cosine'\?$",
+        ),
         (
             loader(),
             {"schedule": 0.5},
@@ -436,7 +440,7 @@ def test_both_names_of_an_argument_mean_the_same() -> None:
         (loader(), {"lr_schedule": 0.5}, r"^lr_schedule=0.5 is of the type float: pass a name"),
         ([(INPUTS,)], {}, r"^the first batch has 1 element, and with loss or metrics the last element of a batch is the target"),
         ([{"x": INPUTS}], {}, r"^the first batch has x, and loss and metrics need a target: name one of them labels$"),
-        ([], {}, r"^the data have no batch$"),
+        ([], {}, r"^the data have no batch: pass at least one, or check the code that collects them$"),
         (
             iter([(INPUTS, LABELS)]),
             {},

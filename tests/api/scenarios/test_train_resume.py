@@ -134,14 +134,14 @@ def test_rolling_back_goes_to_the_newest_checkpoint(tmp_path: Path) -> None:
     [
         ({"resume": "nowhere"}, CheckpointError, r"^resume='nowhere': there is no such folder: check the path$"),
         (
-            {"resume": "{run}", "steps": 4},
+            {"resume": "{run}", "steps": 3},
             InputError,
-            r"^resume='.*': the checkpoint at .* stands at step 4: set steps above it$",
+            r"^resume='.*': the checkpoint at .* stands at step 4, and steps=3 counts the steps before it, too: set .* 4$",
         ),
         (
             {"resume": "{run}", "steps": None, "epochs": 2, "batch_fn": [batch(0, 0), batch(0, 1)]},
             InputError,
-            r"^resume='.*': the checkpoint at .* stands at step 4: set epochs that give more steps$",
+            r"^resume='.*': the checkpoint at .* stands at step 4, and steps=.* set epochs that give more steps$",
         ),
         ({"resume": "{run}", "seed": 4, "steps": 8}, CheckpointError, "^resume=.*seed"),
     ],

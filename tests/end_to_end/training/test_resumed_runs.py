@@ -149,7 +149,7 @@ def test_who_resumes_is_told_that_the_checkpoint_is_checked(three: Loopback) -> 
 def test_what_can_not_be_resumed(three: Loopback) -> None:
     job = whole(steps=2, checkpoint={"every": 0})
     first = three.run(job)
-    with pytest.raises(InputError, match=rf"checkpoint.resume = '{first.run}': the checkpoint at .* stands at step 2: set steps"):
+    with pytest.raises(InputError, match=rf"checkpoint.resume = '{first.run}': the checkpoint at .* stands at step 2, and steps"):
         three.run(rest(job, first.run, steps=2))
     other = job.model_copy(update={"seed": 4, "optimizer": job.optimizer.model_copy(update={"lr": 0.5})})
     with pytest.raises(

@@ -132,6 +132,8 @@ def test_errors_of_the_engine_are_those_of_the_call(engine: IsolatedEngine) -> N
         stages.runners[0].load({"nothing": np.zeros(1, np.float32)})
     with pytest.raises(GraphError, match="has no forward of"):
         stages.runners[1].backward(MicroBatch(5, 0), {}, 1.0)
+    with pytest.raises(TrainingError, match=r"^RuntimeError: .* \(at farflung/engines/.*\.py:\d+, in .*\)$"):
+        attempt.set_threads(0)
     assert set(attempt.holds) <= set(PROTECTIONS)
     assert not attempt.lost
 

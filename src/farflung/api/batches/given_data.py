@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farflung.api.evaluation import Evaluation
 from farflung.errors import InputError
+from farflung.foreign_text import shown
 from farflung.units import counted
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def read_inputs(
     if not isinstance(evaluate, Evaluation):
         if not (_is_function(evaluate) or hasattr(evaluate, "__iter__") or hasattr(evaluate, "__getitem__")):
             kind = type(evaluate).__name__
-            raise InputError(f"{settings.evaluate}={evaluate!r:.80} is of the type {kind}: pass data, or an Evaluation")
+            raise InputError(f"{settings.evaluate}={shown(evaluate)} is of the type {kind}: pass data, or an Evaluation")
         evaluate = Evaluation(batch_fn=evaluate, every_batches=training.length or 0)  # after each epoch
     evaluation, held_out = _held_out(evaluate, settings)
     held_out.check(settings.evaluate, evaluation.batches or 1, repeats=True)
@@ -146,6 +148,7 @@ def _training(data: Any, settings: DataSettings) -> GivenBatches:
             raise InputError(
                 f"batch_size={settings.batch_size} is for a dataset, and a function returns batches: remove batch_size"
             )
+        _check_call(settings.data, data, "step", "micro_batch")
         return GivenBatches(batch=data, origin=lambda step, micro_batch: f"batch_fn({step}, {micro_batch})")
     source = _source(settings.data, data, settings)
 
@@ -166,6 +169,7 @@ def _held_out(evaluation: Evaluation, settings: DataSettings) -> tuple[Evaluatio
     """``evaluation`` with its number of batches, and the batches."""
     data: Any = evaluation.batch_fn
     if _is_function(data):
+        _check_call("Evaluation.batch_fn", data, "index")
         given = GivenBatches(batch=data, origin=lambda index: f"Evaluation.batch_fn({index})")
         return evaluation.of(1 if evaluation.batches is None else evaluation.batches), given
     source = _source(settings.evaluate, data, settings)
@@ -185,6 +189,26 @@ def _held_out(evaluation: Evaluation, settings: DataSettings) -> tuple[Evaluatio
 
 def _is_function(data: Any) -> bool:
     return callable(data) and not hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+
+
+def _check_call(argument: str, function: Any, *names: str) -> None:
+    """Whether ``function`` can be called with the positional arguments ``names``.
+
+    Raises:
+        InputError: it takes others.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C may have none
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise InputError(
+            f"{argument} is called with {' and '.join(names)}, but the function takes {takes}: pass a function of "
+            f"({', '.join(names)})"
+        ) from None
 
 
 def _source(argument: str, data: Any, settings: DataSettings) -> BatchSource:

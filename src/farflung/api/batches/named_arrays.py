@@ -57,9 +57,14 @@ def _reader(graph: Graph, example: str) -> Callable[[Any, str], Mapping[str, Arr
             if array is None:
                 raise DataError(f"{where} returned no {name!r}; it returned {', '.join(arrays) or 'nothing'}")
             if array.shape != spec.shape or array.dtype.name != spec.dtype:
+                remedy = "drop a smaller last one, or fill it up"
+                if array.dtype.name != spec.dtype:
+                    remedy = f"convert them to {spec.dtype}"
+                elif array.shape[1:] != spec.shape[1:]:
+                    remedy = "pad all samples to one length"
                 raise DataError(
                     f"{where} returned {name!r} as {array.dtype.name} {list(array.shape)}, {example} as {spec.dtype} "
-                    f"{list(spec.shape)}: all batches must be alike (drop a smaller last one, or fill it up)"
+                    f"{list(spec.shape)}: all batches must be alike ({remedy})"
                 )
         return arrays
 

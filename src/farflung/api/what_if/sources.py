@@ -17,6 +17,7 @@ from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.job.load import from_json, make_job
 from farflung.job.spec import JobSpec
+from farflung.known_names import known_names
 from farflung.telemetry import RunFolder
 
 __all__ = ["MODEL_PRESETS", "ModelPreset", "job_of_text", "preset_job", "run_documents", "topology_of_text"]
@@ -101,7 +102,7 @@ def preset_job(name: str) -> JobSpec:
     """
     preset = MODEL_PRESETS.get(name)
     if preset is None:
-        raise InputError(f"no model preset is called {name!r}; known are {', '.join(MODEL_PRESETS)}")
+        raise InputError(f"no model preset is called {name!r}: {known_names(name, MODEL_PRESETS)}")
     return preset.job(name)
 
 

@@ -13,7 +13,7 @@ from farflung.plan.report.summary import listed, plan_line
 from farflung.plan.usable_devices import allowed_devices
 from farflung.units import BytesPerSecond, Seconds
 
-__all__ = ["Planned", "RelayUse"]
+__all__ = ["Planned", "RelayUse", "why_idle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,18 +162,9 @@ class Planned:
         return ["decided by the planner (write it into the job in place of [open] to fix it): " + "; ".join(lines)]
 
     def _why_idle(self) -> str:
-        planner, used = self.plan.planner, len(self.plan.devices)
-        if self.workers is not None and used >= self.workers:
+        if self.workers is not None and len(self.plan.devices) >= self.workers:
             return f"the job sets workers = {self.workers}"
-        fewest = min(len(stage.devices) for stage in self.plan.stages)
-        if fewest > 1 and len(self.topology) - used < fewest:
-            return f"{fewest} idle devices are needed for one more stage with {fewest} replicas"
-        stages = len(self.plan.stages)
-        if stages >= self.parts:
-            return "the model cannot be cut into more stages"
-        if stages == self.limits.stages:
-            return f"the job sets limits.stages = {stages}"
-        return f'{planner} predicts no shorter step with more devices; plan.planner = "equal_number" uses all'
+        return why_idle(self.plan, len(self.topology), self.parts, self.limits)
 
     def _dense_links(self) -> list[str]:
         """Return the links without codec, where the job wants its codec on slow links only."""
@@ -184,3 +175,15 @@ class Planned:
         if not dense:
             return ["codec.where = slow: every link is slow enough to use the codec"]
         return [f"codec.where = slow: without codec, because the transfers do not delay the step: {listed(dense)}"]
+
+
+def why_idle(plan: Plan, devices: int, parts: int, limits: LimitSpec) -> str:
+    """Return why ``plan`` leaves some of ``devices`` idle. ``parts``: the largest number of stages of the model."""
+    fewest, stages = min(len(stage.devices) for stage in plan.stages), len(plan.stages)
+    if fewest > 1 and devices - len(plan.devices) < fewest:
+        return f"{fewest} idle devices are needed for one more stage with {fewest} replicas"
+    if stages >= parts:
+        return "the model cannot be cut into more stages"
+    if stages == limits.stages:
+        return f"the job sets limits.stages = {stages}"
+    return f'{plan.planner} predicts no shorter step with more devices; plan.planner = "equal_number" uses all'

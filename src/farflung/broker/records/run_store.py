@@ -289,7 +289,10 @@ def resumable(source: Path, bundle: Bundle) -> tuple[CheckpointStore, Manifest]:
         raise CheckpointError(f"{source} holds no whole checkpoint: check the name, or start without checkpoint.resume")
     check_resume(manifest, bundle.graph.hash, bundle.job, bundle.graph.states)
     if manifest.step >= bundle.job.steps:
-        raise InputError(f"the checkpoint at {source} stands at step {manifest.step}: set steps above it")
+        raise InputError(
+            f"the checkpoint at {source} stands at step {manifest.step}, and steps = {bundle.job.steps} counts the steps before "
+            f"it, too: set steps above {manifest.step}"
+        )
     return store, manifest
 
 

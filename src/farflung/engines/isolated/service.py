@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from farflung import errors
+from farflung.defects import defect_text
 from farflung.engines.base import Array, Engine, EngineSettings, StageRunner
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.engines.isolated.control import (
@@ -82,6 +83,8 @@ class Service:
                 answer: Message = self._answer(order)
             except Exception as error:  # noqa: BLE001 - the worker's caller gets it, whatever the engine raises
                 text = str(error) or type(error).__name__
+                if not isinstance(error, errors.FarflungError):
+                    text = defect_text(error).partition(": ")[2]
                 answer = Refused(kind=type(error).__name__, text=text[:3000])
                 del error
             send(self._channel, answer, self._arena)

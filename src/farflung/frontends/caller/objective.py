@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from farflung.errors import InputError
+from farflung.foreign_text import shown
+from farflung.known_names import known_names
 
 __all__ = ["METRICS", "Objective"]
 
@@ -42,24 +43,22 @@ class Objective:
         if isinstance(loss, type):
             raise InputError(f"loss={loss.__name__} is a class: pass an instance, {loss.__name__}()")
         if loss is not None and not callable(loss):
-            raise InputError(f"loss={loss!r:.80} can't be called: pass a function of the model's outputs and the target")
+            raise InputError(f"loss={shown(loss)} can't be called: pass a function of the model's outputs and the target")
         given = {} if metrics is None else metrics
         if isinstance(given, str):
             given = [given]
         if not isinstance(given, Iterable):
-            raise InputError(f"metrics={given!r:.80} is of the type {type(given).__name__}: pass names, or functions by name")
+            raise InputError(f"metrics={shown(given)} is of the type {type(given).__name__}: pass names, or functions by name")
         found: dict[str, Scored] = {}
         for name in given:
             scored = given[name] if isinstance(given, Mapping) else METRICS.get(name) if isinstance(name, str) else None
             if scored is None:
-                close = difflib.get_close_matches(str(name), METRICS, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                raise InputError(f"unknown metric {name!r:.80}: {hint}known are {', '.join(METRICS)}; or pass functions by name")
+                raise InputError(f"unknown metric {name!r:.80}: {known_names(name, METRICS)}; or pass functions by name")
             if isinstance(scored, type):
                 raise InputError(f"metrics[{name!r:.80}]={scored.__name__} is a class: pass an instance, {scored.__name__}()")
             if not callable(scored) or not str(name).isidentifier() or name in ("loss", "correct"):
                 raise InputError(
-                    f"metrics={{{name!r:.80}: {scored!r:.80}}}: pass functions of outputs and target by plain names, other than "
+                    f"metrics={{{name!r:.80}: {shown(scored)}}}: pass functions of outputs and target by plain names, other than "
                     "loss"
                 )
             found[str(name)] = scored

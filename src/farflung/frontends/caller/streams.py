@@ -60,5 +60,5 @@ class StreamedBatches:
             f"the data ended after {self._next} batches: pass fewer steps, or an iterable that can be read again, such as a "
             "DataLoader or a list"
             if self._next
-            else "the data have no batch"
+            else "the data have no batch: pass at least one, or check the code that collects them"
         )

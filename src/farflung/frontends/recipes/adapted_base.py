@@ -14,6 +14,7 @@ from farflung.frontends.quantized_linear import QuantizedLinear, quantize_linear
 from farflung.frontends.recipes.adapters import adapter_settings, insert_adapters
 from farflung.graph.quantized_weights import METHODS
 from farflung.graph.weight_expressions import Expression
+from farflung.known_names import known_names
 
 __all__ = ["BASE_ARGUMENTS", "BaseAdapters", "adapted_sources"]
 
@@ -41,7 +42,7 @@ class BaseAdapters:
         settings = adapter_settings(own, fan_in_fan_out=conv)
         method = str(own.get("quantize", ""))
         if method and method not in METHODS:
-            raise InputError(f"hf: model.args.quantize = {method!r}: known are {', '.join(METHODS)}")
+            raise InputError(f"hf: model.args.quantize = {method!r}: {known_names(method, METHODS)}")
         if settings is None and (stray := next((key for key in BASE_ARGUMENTS if own.get(key)), None)):
             raise InputError(f"hf: model.args.{stray} = {own[stray]!r} without adapters: set lora_rank, or remove {stray}")
         if settings is not None:

@@ -25,6 +25,7 @@ from farflung.errors import InputError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.recipes.adapters import import_library
 from farflung.frontends.recipes.base import Form, Recipe
+from farflung.known_names import did_you_mean, known_names
 
 __all__ = ["Denoiser", "diffusion_model"]
 
@@ -173,9 +174,10 @@ def _config(place: Path, changes: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"diffusers: {place / _CONFIG} names no {_CLASS}: name the folder of a model of diffusers")
     for key in changes:
         if key not in found:
+            known = ("folder", "size", "tokens", "inputs", "prediction")
             raise InputError(
-                f"diffusers: unknown argument model.args.{key}: known are folder, size, tokens, inputs, prediction, and the keys "
-                f"of {place / _CONFIG}"
+                f"diffusers: unknown argument model.args.{key}: {did_you_mean(key, (*known, *found))}known are "
+                f"{', '.join(known)}, and the keys of {place / _CONFIG}"
             )
     return found | changes
 
@@ -194,9 +196,8 @@ def _noise(library: Any, place: Path, prediction: str) -> tuple[list[float], str
         found = [float(one) for one in scheduler.alphas_cumprod]
     wanted = prediction or str(config.get("prediction_type", "epsilon"))
     if wanted not in _PREDICTIONS:
-        raise InputError(
-            f"diffusers: unknown prediction {wanted!r:.80} (model.args.prediction): known are {', '.join(_PREDICTIONS)}"
-        )
+        known = known_names(wanted, _PREDICTIONS)
+        raise InputError(f"diffusers: unknown prediction {wanted!r:.80} (model.args.prediction): {known}")
     return found, wanted
 
 

@@ -15,6 +15,7 @@ from farflung.errors import InputError
 from farflung.frontends.recipes.base import CacheShape, Form, Recipe, language_recipe
 from farflung.frontends.recipes.serving import attend, serving_form
 from farflung.frontends.recipes.waist import Waist
+from farflung.known_names import known_names
 
 __all__ = ["GPT", "gpt"]
 
@@ -122,12 +123,9 @@ def gpt(
     """
     if width % heads:
         raise InputError(f"gpt: width {width} must be a multiple of heads {heads}")
-    unknown = more.keys() - {"dropout", "tied", "waist", "waists", "waist_learned"}
-    if unknown:
-        raise InputError(
-            f"gpt: unknown argument {min(unknown)!r}: known are vocab, sequence, layers, width, heads, dropout, tied, waist, "
-            "waists, waist_learned"
-        )
+    known = ("vocab", "sequence", "layers", "width", "heads", "dropout", "tied", "waist", "waists", "waist_learned")
+    if unknown := min(more.keys() - set(known), default=""):
+        raise InputError(f"gpt: unknown argument {unknown!r}: {known_names(unknown, known)}")
     if "waist" not in more and (stray := sorted(more.keys() & {"waists", "waist_learned"})):
         raise InputError(
             f"gpt: {stray[0]} = {more[stray[0]]!r} without waist, the dims that values go through: give it, or remove {stray[0]}"

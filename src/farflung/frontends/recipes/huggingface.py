@@ -24,6 +24,7 @@ from farflung.frontends.recipes.adapters import (
 )
 from farflung.frontends.recipes.base import CacheShape, Form, Recipe, tokens
 from farflung.frontends.recipes.serving import library_run, serving_form, use_library_attention
+from farflung.known_names import known_names
 
 __all__ = ["CausalLM", "MaskedLM", "huggingface"]
 
@@ -138,8 +139,8 @@ def _config(kind: str, config_class: Any, folder: str | None, args: dict[str, An
     config = config_class.from_pretrained(folder, local_files_only=True) if folder else config_class()
     for key in args:
         if not hasattr(config, key):
-            known = ", ".join(sorted(key for key in config.to_dict() if not key.startswith("_")))
-            raise InputError(f"{kind}: unknown argument {key!r}: known are {', '.join(OWN_ARGUMENTS)}, {known}")
+            known = sorted(key for key in config.to_dict() if not key.startswith("_"))
+            raise InputError(f"{kind}: unknown argument {key!r}: {known_names(key, (*OWN_ARGUMENTS, *known))}")
     if folder:
         for key, value in args.items():
             setattr(config, key, value)

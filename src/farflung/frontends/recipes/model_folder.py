@@ -27,6 +27,7 @@ from farflung.frontends.recipes.serving import library_run, serving_form, use_li
 from farflung.frontends.recipes.tasks import Lengths, examples_of, task_called
 from farflung.graph.ir import TensorSpec
 from farflung.graph.weight_expressions import Expression
+from farflung.known_names import did_you_mean
 
 __all__ = ["OWN_ARGUMENTS", "model_folder"]
 
@@ -145,9 +146,10 @@ def _config(folder: Path, changes: dict[str, Any], sequence: int) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     for key, value in changes.items():
         if not hasattr(config, key):
+            known = ("folder", "task", "sequence", "target", "dtype", *OWN_ARGUMENTS)
             raise InputError(
-                f"hf: unknown argument model.args.{key}: known are folder, task, sequence, target, dtype, "
-                f"{', '.join(OWN_ARGUMENTS)}, and the keys of {folder / 'config.json'}"
+                f"hf: unknown argument model.args.{key}: {did_you_mean(key, (*known, *config.to_dict()))}known are "
+                f"{', '.join(known)}, and the keys of {folder / 'config.json'}"
             )
         setattr(config, key, value)
     text = config.get_text_config()

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from farflung.errors import InputError
 from farflung.frontends.recipes.base import Recipe, language_recipe
+from farflung.known_names import known_names
 
 __all__ = ["Experts", "MixtureLM", "moe"]
 
@@ -88,10 +89,9 @@ def moe(*, vocab: int = 256, sequence: int = 64, layers: int = 2, width: int = 6
     """
     if width % heads:
         raise InputError(f"moe: width {width} must be a multiple of heads {heads}")
-    unknown = more.keys() - {"experts", "capacity"}
-    if unknown:
-        known = "vocab, sequence, layers, width, heads, experts, capacity"
-        raise InputError(f"moe: unknown argument {min(unknown)!r}: known are {known}")
+    known = ("vocab", "sequence", "layers", "width", "heads", "experts", "capacity")
+    if unknown := min(more.keys() - set(known), default=""):
+        raise InputError(f"moe: unknown argument {unknown!r}: {known_names(unknown, known)}")
     experts = (int(more.get("experts", 4)), float(more.get("capacity", 2.0)))
 
     return language_recipe("moe", lambda: MixtureLM(vocab, layers, width, heads, experts), sequence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import re
@@ -19,6 +18,7 @@ from torch import nn
 from farflung.errors import FarflungError, InputError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.recipes.base import Form, Recipe
+from farflung.known_names import known_names
 from farflung.registry import Registry
 
 __all__ = ["RECIPES", "load_recipe"]
@@ -106,9 +106,7 @@ def _argument_error(make: Callable[..., Any], recipe: str, args: Mapping[str, An
     unknown = [key for key in args if key not in known]
     if not unknown or inspect.Parameter.VAR_KEYWORD in {item.kind for item in parameters}:
         return f"model recipe {recipe!r}: {error}; its arguments are {', '.join(known) or 'none'}"
-    close = difflib.get_close_matches(unknown[0], known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"model recipe {recipe!r}: unknown argument model.args.{unknown[0]}: {hint}known are {', '.join(known) or 'none'}"
+    return f"model recipe {recipe!r}: unknown argument model.args.{unknown[0]}: {known_names(unknown[0], known)}"
 
 
 def _passed_on(make: Callable[..., Any], error: Exception) -> Callable[..., Any] | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from farflung.errors import InputError
 from farflung.frontends.recipes.base import Recipe
 from farflung.frontends.recipes.classifier import classifier_recipe
+from farflung.known_names import known_names
 
 __all__ = ["ResNet", "resnet"]
 
@@ -18,6 +19,7 @@ _DEPTHS: dict[int, tuple[tuple[int, int, int, int], bool]] = {
     50: ((3, 4, 6, 3), True),
     101: ((3, 4, 23, 3), True),
 }
+_STEMS = ("cifar", "imagenet")
 
 
 def _convolution(inside: int, outside: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -92,7 +94,7 @@ def resnet(depth: int, *, classes: int = 10, size: int = 32, stem: str = "cifar"
     Raises:
         InputError: the stem is unknown.
     """
-    if stem not in ("cifar", "imagenet"):
-        raise InputError(f"resnet: unknown stem {stem!r}: known are cifar, imagenet")
+    if stem not in _STEMS:
+        raise InputError(f"resnet: unknown stem {stem!r}: {known_names(stem, _STEMS)}")
     network = partial(ResNet, depth, classes, stem)  # type: ignore[arg-type]  # checked above
     return classifier_recipe(f"resnet{depth}", network, channels=3, size=size)

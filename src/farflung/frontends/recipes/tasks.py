@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from farflung.errors import InputError
+from farflung.known_names import known_names
 
 __all__ = ["TASKS", "Lengths", "Task", "examples_of", "task_called"]
 
@@ -82,7 +83,7 @@ def task_called(name: object) -> Task:
     """
     found = TASKS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise InputError(f"hf: unknown task {name!r}: known are {', '.join(TASKS)}")
+        raise InputError(f"hf: unknown task {name!r}: {known_names(name, TASKS)}")
     return found
 
 

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from farflung.frontends.recipes.base import Recipe
 from farflung.frontends.recipes.classifier import classifier_recipe
 from farflung.graph.ir import TensorSpec
 from farflung.graph.weight_expressions import INITIAL, Expression
+from farflung.known_names import did_you_mean
 
 __all__ = ["timm_model"]
 
@@ -139,8 +139,7 @@ def _known(library: Any, name: str) -> str:
             f"timm: model.args.name = {name!r}: nothing is downloaded; download the model, and set model.args.folder"
         )
     if not library.is_model(name):
-        close = get_close_matches(name, library.list_models(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "timm.list_models() lists them"
+        hint = did_you_mean(name, library.list_models()).rstrip() or "timm.list_models() lists them"
         raise InputError(f"timm: the library has no architecture {name!r} (model.args.name): {hint}")
     return name
 

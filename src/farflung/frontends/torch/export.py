@@ -8,9 +8,12 @@ so that a real module and its meta twin give the same graph.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, _trace
+from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from farflung.errors import CaptureError
 from farflung.foreign_code import first_line, translated
 from farflung.frontends.torch.checks.data_asserts import data_asserts
-from farflung.frontends.torch.checks.data_dependence import data_dependence, no_symbols, user_line
+from farflung.frontends.torch.checks.data_dependence import called_from, data_dependence, no_symbols, user_line
 from farflung.frontends.torch.checks.frozen_random import refuse_frozen_random
 from farflung.frontends.torch.fresh_parameters import FreshParameters
 from farflung.frontends.torch.functions import Backward, Functions
@@ -150,10 +154,30 @@ _CONVERTS = (
 )
 
 
-def _untraceable(error: Exception) -> str:
-    """What failed, and the line of the model's code."""
+#: PyTorch's layers and losses.
+_LAYERS = str(Path(functional.__file__).parent / "modules")
+
+
+def _torch_place(trace: TracebackType | None, module: nn.Module) -> str:
+    """Which layer or function of PyTorch failed, where no line of a model's code has a part in ``trace``."""
+    layers = {id(part): f"layer {name} ({type(part).__name__})" for name, part in module.named_modules() if name}
+    found = ""
+    for frame, _ in traceback.walk_tb(trace):
+        file, part = frame.f_code.co_filename, frame.f_locals.get("self")
+        if file.startswith(_LAYERS) and frame.f_code.co_name == "forward":
+            found = layers.get(id(part), type(part).__name__)
+        elif file == functional.__file__ and not found:
+            found = f"{frame.f_code.co_name} of PyTorch"
+    caller = called_from()
+    return (f" in {found}" if found else "") + (f" (called from {caller})" if caller else "")
+
+
+def _untraceable(error: Exception, module: nn.Module) -> str:
+    """What failed, and the line of the model's code, or what of PyTorch."""
     place = user_line(error.__traceback__)
-    at = "" if place is None else f" at {place[0]}" + (f" ({place[1]})" if place[1] else "")
+    at = _torch_place(error.__traceback__, module)
+    if place is not None:
+        at = f" at {place[0]}" + (f" ({place[1]})" if place[1] else "")
     remedy = f": {_CONVERTS}" if "Couldn't swap" in str(error) else ""
     text = first_line(error)
     text = text if text.endswith("...") else text.removesuffix(".")
@@ -207,7 +231,7 @@ def run_export(module: nn.Module, example: Example, branches: MaskBranches | Non
             return CaptureError(watch.found[0])
         if isinstance(error, CaptureError):
             return error
-        return CaptureError(data_dependence(error) or _untraceable(error))
+        return CaptureError(data_dependence(error) or _untraceable(error, module))
 
     with (
         translated(describe, chained=False),  # torch's part of the chain has hundreds of lines

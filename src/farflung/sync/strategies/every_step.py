@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.sync.base import NeedsOneStage, Register, Sent, Strategy, StrategyDefaults, Traits
 from farflung.sync.commands import Aggregate, Axpy, Command, Commands, Exchange, Mean, Program, Update
 from farflung.sync.layer_sets import merged_layers
@@ -142,7 +143,7 @@ class Robust(StrategyDefaults):
         check_codec(self.traits, refused=tuple(sorted(ROUGH)))
         check_steps("faulty", self.faulty)
         if self.rule not in RULES:
-            raise InputError(f"unknown rule {self.rule!r}: known are {', '.join(RULES)}")
+            raise InputError(f"unknown rule {self.rule!r}: {known_names(self.rule, RULES)}")
         check_steps("directions", self.directions, low=0)
         if self.directions != 1 and self.rule != "flag":
             raise InputError(f"directions = {self.directions} with rule = {self.rule!r}: set rule = 'flag', or remove directions")

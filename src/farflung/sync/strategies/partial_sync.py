@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from farflung.errors import InputError
+from farflung.known_names import known_names
 from farflung.sync.base import Sent, Strategy, StrategyDefaults, Traits
 from farflung.sync.commands import Command, Program, Update
 from farflung.sync.equations import set_of_step
@@ -55,7 +56,7 @@ class PartialSync(StrategyDefaults):
         check_steps("sync_every", self.sync_every)
         check_codec(self.traits)
         if self.method not in METHODS:
-            raise InputError(f"unknown method {self.method!r}: known are {', '.join(METHODS)}")
+            raise InputError(f"unknown method {self.method!r}: {known_names(self.method, METHODS)}")
         if self.sets and len(self.sets) != self.sync_every:
             raise InputError(f"{len(self.sets)} sets with sync_every = {self.sync_every}: give one set for each step of a period")
         check_number("adapt", self.adapt, below=1.0)

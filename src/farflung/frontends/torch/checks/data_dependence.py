@@ -26,7 +26,17 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from farflung.frontends.torch.patches import replaced_here
 
-__all__ = ["DataCheck", "data_check", "data_dependence", "function_at", "is_between", "line_of", "no_symbols", "user_line"]
+__all__ = [
+    "DataCheck",
+    "called_from",
+    "data_check",
+    "data_dependence",
+    "function_at",
+    "is_between",
+    "line_of",
+    "no_symbols",
+    "user_line",
+]
 
 #: Code in these folders stands between the lines of a model and the operators that they call.
 _BETWEEN = tuple(
@@ -161,6 +171,15 @@ def user_line(trace: TracebackType | None) -> tuple[str, str] | None:
     if own and own[-1] != outside[-1]:
         place += f" (called from {line_of(*own[-1])[0]})"
     return place, text
+
+
+def called_from() -> str:
+    """The caller's own line that is running now, such as a call of ``train``, as ``"script.py:17"`` (empty: there is none)."""
+    for frame, number in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if file.endswith(".py") and not is_between(file) and not file.startswith(_LIBRARIES):
+            return line_of(file, number)[0]
+    return ""
 
 
 def line_of(file: str, number: int) -> tuple[str, str]:
