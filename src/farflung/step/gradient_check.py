@@ -119,5 +119,4 @@ class GradientCheck:
         )
         own = self._context.setup.device
         blamed = self._context.transfer.spoilt.source(step) if origin == own else origin
-        error.blames = "" if blamed == own else blamed
-        return error
+        return error.blaming("" if blamed == own else blamed)
