@@ -23,7 +23,7 @@ FarflungError
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 # The kinds of errors: machines look a kind up here by its name. So ``FailedBatch`` is not in the list.
 __all__ = [
@@ -56,6 +56,11 @@ class FarflungError(Exception):
     blames: str = ""
     #: The batch on which a computation failed (``None``: nothing was computed).
     batch: FailedBatch | None = None
+
+    def blaming(self, peer: str) -> Self:
+        """Return this error, for which ``peer`` is to blame (empty: nobody else)."""
+        self.blames = peer
+        return self
 
 
 class InputError(FarflungError):

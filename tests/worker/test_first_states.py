@@ -98,6 +98,15 @@ def test_a_peer_sends_no_more_pieces_than_the_states_can_have() -> None:
         fetching.done.result(PATIENCE)
 
 
+def test_states_that_were_cut_are_laid_to_their_sender() -> None:
+    fetching = Fetching()
+    fetching.fetch.receive("b", replace(pieces(arrays())[0], last=False), fetching.inbox)
+    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+    with pytest.raises(WireError, match=r"the states that b sends: tensor .* was cut in transfer") as caught:
+        fetching.done.result(PATIENCE)
+    assert caught.value.blames == "b"
+
+
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_copy_is_compared_with_the_hash_of_its_owner(*, honest: bool) -> None:
     right = arrays()

@@ -125,5 +125,4 @@ class GradientCheck:
             # The broker judges by the first report, and then ends the attempt. A silent origin is reported after this wait.
             self._context.inbox.wait_until(lambda: False, self._hearsay)
         blamed = spoilt.source(step) if origin == own else origin
-        error.blames = "" if blamed == own else blamed
-        return error
+        return error.blaming("" if blamed == own else blamed)

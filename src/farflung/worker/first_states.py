@@ -70,7 +70,11 @@ class StateFetch:
         for source in moves:
             pieces = deque(mailbox.take(("lent", source)))
             each = (pieces.popleft() for _ in range(len(pieces)))  # a piece is freed when it is joined
-            self._found |= self._checked(source, join_pieces(each, setup.budget, self._limits[source][0]))
+            try:
+                joined = join_pieces(each, setup.budget, self._limits[source][0])
+            except WireError as error:
+                raise WireError(f"the states that {source} sends: {error}").blaming(source) from error
+            self._found |= self._checked(source, joined)
         constant = {name for name in wanted if graph.state[name].kind is StateKind.CONSTANT}
         missing = sorted(wanted - set(self._found) - constant)
         if missing:
@@ -80,9 +84,8 @@ class StateFetch:
         if self._from.hashes:
             for name, found in state_hashes(arrays).items():
                 if self._from.hashes.get(name, found) != found:
-                    error = WireError(f"the copy of {name!r} that {source} sends is not what its owner computed")
-                    error.blames = source
-                    raise error
+                    text = f"the copy of {name!r} that {source} sends is not what its owner computed"
+                    raise WireError(text).blaming(source)
         return arrays
 
     def receive(self, peer: str, piece: LentPiece) -> None:

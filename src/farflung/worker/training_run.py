@@ -351,14 +351,14 @@ class _PeerMessages:
             if not self._participates(peer):
                 raise
             if isinstance(error, (WireError, CodecError, VersionError)):
-                self._abort(_blamed(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}"), peer))
+                self._abort(type(error)(f"a bad {kind_of(message)!r} came from {peer}: {error}").blaming(peer))
                 raise
             if isinstance(error, MemoryExceeded):
                 self._abort(error)  # nobody is to blame
             if not isinstance(error, _MALFORMED):
                 raise
             wrong = WireError(f"a bad {kind_of(message)!r} came from {peer}: {type(error).__name__}: {error}")
-            self._abort(_blamed(wrong, peer))
+            self._abort(wrong.blaming(peer))
             raise wrong from error
 
     def _of_peer(self, sender: Sender, message: RunMessage) -> None:
@@ -397,7 +397,7 @@ class _PeerMessages:
         """``peer`` sent a frame that is not a message."""
         server = self.executor.server
         if self._participates(peer):
-            self._abort(_blamed(WireError(f"{peer} sent a frame that cannot be read: {error}"), peer))
+            self._abort(WireError(f"{peer} sent a frame that cannot be read: {error}").blaming(peer))
         elif server is not None and server.knows(peer):
             server.refuse(peer, error)
 
@@ -432,12 +432,6 @@ class _PeerMessages:
         feeds = peer == self._submitter and self.executor.serving is not None  # a batch may be lost: all must come again
         if feeds or self._needs(peer):
             self._abort(error)
-
-
-def _blamed(error: FarflungError, peer: str) -> FarflungError:
-    """Return ``error``, for which ``peer`` is to blame."""
-    error.blames = peer
-    return error
 
 
 def _log_links(peers: Sequence[str], seen: Mapping[str, LinkStatistics], log: Callable[[str], None]) -> None:

@@ -217,6 +217,15 @@ def test_pieces_that_do_not_belong_here_are_refused(bad: MeanPieces, text: str) 
         net.members[0].receive("c", bad)
 
 
+@pytest.mark.parametrize(("bad", "text"), REFUSED.values(), ids=REFUSED)
+def test_pieces_that_came_early_and_do_not_belong_here_are_laid_to_their_sender(bad: MeanPieces, text: str) -> None:
+    net = Net(3)
+    net.members[0].receive("c", bad)
+    with pytest.raises(WireError, match=f"^c: .*{text}") as found:
+        net.begin(0, [np.zeros(10, np.float32)], first=1)
+    assert found.value.blames == "c"
+
+
 def test_who_is_no_member_is_refused() -> None:
     with pytest.raises(WireError, match="d is no replica of stage 0, of which one is here"):
         Net(3).members[0].receive("d", one_piece())

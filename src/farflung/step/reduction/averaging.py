@@ -113,8 +113,8 @@ class Averager:
         #: Guards all that follows and the window. Reentrant: pieces that came early are taken inside ``contribute``.
         self._lock = threading.RLock()
         self._exchanges: dict[Key, _Exchange] = {}
-        #: Pieces of exchanges that have begun elsewhere and not here.
-        self._early: dict[Key, list[Callable[[], None]]] = {}
+        #: Pieces of exchanges that have begun elsewhere and not here, with the ranks that sent them.
+        self._early: dict[Key, list[tuple[int, Callable[[], None]]]] = {}
         self._over: dict[Key, None] = {}
 
     def begin_step(self, step: int) -> None:
@@ -122,7 +122,11 @@ class Averager:
         self._sender.begin_step(step)
 
     def contribute(self, contribution: Averaging) -> None:
-        """Begin an exchange; ``wait`` for its end before its arrays are read or written."""
+        """Begin an exchange; ``wait`` for its end before its arrays are read or written.
+
+        Raises:
+            WireError: a member that began earlier sent pieces that this exchange does not have.
+        """
         spec = contribution
         pieces = pieces_of(spec.arrays, len(spec.devices), spec.first)
         deadline = Seconds(math.inf if spec.patience is None else self._clock.now() + spec.patience)
@@ -141,8 +145,11 @@ class Averager:
             self._exchanges[key] = going
             for number in going.served:
                 self._arrive(going, number, spec.rank, None)
-            for late in self._early.pop(key, ()):
-                late()
+            for rank, take in self._early.pop(key, ()):
+                try:
+                    take()
+                except WireError as error:  # found only here, on the compute thread
+                    raise WireError(f"{spec.devices[rank]}: {error}").blaming(spec.devices[rank]) from error
             self._end_if_done(going)
             self._pump()
 
@@ -217,7 +224,7 @@ class Averager:
                 return
             if sum(map(len, self._early.values())) > _REMEMBERED * _REMEMBERED:
                 raise WireError(f"{len(self._early)} exchanges have begun elsewhere and not here: {key[1]!r} is refused")
-            self._early.setdefault(key, []).append(take)
+            self._early.setdefault(key, []).append((rank, take))
 
     def _take(self, key: Key, rank: int, number: int, absent: frozenset[int] | None, sections: Sections) -> None:
         going = self._exchanges[key]

@@ -74,24 +74,12 @@ class ValueExchange:
         Raises:
             WireError: a member sent other arrays than the parameters have.
         """
-        devices = self._devices(replica)
         replica.exchanges.values.pop(command.tag, None)
         found = []
         for rank in command.group:
             sent = self._inbox.take(self._key(replica, command.tag, rank))
-            try:
-                arrays = self._by_parameter(sent, names)
-            except CodecError as error:
-                raise _blaming(devices[rank], f"{devices[rank]}: {error}") from error
-            if len(arrays) != len(names):
-                text = f"{devices[rank]} sent {len(arrays)} arrays for {len(names)} parameters of exchange {command.tag!r}"
-                raise _blaming(devices[rank], text)
-            for name, array in zip(names, arrays, strict=True):
-                spec = self._setup.graph.state[name].spec
-                if array.shape != spec.shape:
-                    text = f"{devices[rank]} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}"
-                    raise _blaming(devices[rank], text)
-            found.append(dict(replica.remembered.arrived(command.tag, rank, dict(zip(names, arrays, strict=True)))))
+            arrays = self._named(sent, names, command.tag, self._devices(replica)[rank])
+            found.append(dict(replica.remembered.arrived(command.tag, rank, arrays)))
         replica.remembered.done(command.tag)
         return found
 
@@ -110,7 +98,8 @@ class ValueExchange:
             forms = [[(array.size, array.dtype) for array in row] for row in arrays]
             for device, form in zip(devices, forms, strict=True):
                 if form != forms[replica.world.rank]:
-                    raise _blaming(device, f"{device} sent a report that does not fit the layers of stage {replica.stage}")
+                    text = f"{device} sent a report that does not fit the layers of stage {replica.stage}"
+                    raise WireError(text).blaming(device)
             found.append([np.concatenate([array.reshape(-1) for array in row]) for row in arrays])
         return found
 
@@ -118,6 +107,7 @@ class ValueExchange:
         """What every member sent for ``tag``, for a checkpoint: rank -> parameter -> array. The values stay here; waits for them.
 
         Raises:
+            WireError: a member sent other arrays than the parameters have.
             BaseException: what ended the run meanwhile.
         """
         under_way = replica.exchanges.values[tag]
@@ -127,8 +117,7 @@ class ValueExchange:
             self._inbox.wait_for(key, None)
             seen = self._inbox.seen([key])
             assert seen is not None
-            arrays = seen[0] if tag.startswith(REPORTS) else self._by_parameter(seen[0], under_way.names)
-            found[rank] = dict(zip(under_way.names, arrays, strict=True))
+            found[rank] = self._named(seen[0], under_way.names, tag, self._devices(replica)[rank])
         return found
 
     def resume(self, replica: StageReplica, tag: str, retained: Mapping[int, Mapping[str, Array]], memory: str) -> None:
@@ -204,19 +193,29 @@ class ValueExchange:
     def _devices(self, replica: StageReplica) -> tuple[str, ...]:
         return self._setup.plan.stages[replica.stage].devices
 
+    def _named(self, sent: Arrays, names: Sequence[str], tag: str, device: str) -> dict[str, Array]:
+        """What ``device`` sent for ``tag``, by parameter. A report is one array of any form."""
+        report = tag.startswith(REPORTS)
+        try:
+            arrays = sent if report else self._by_parameter(sent, names)
+        except CodecError as error:
+            raise WireError(f"{device}: {error}").blaming(device) from error
+        if len(arrays) != len(names):
+            text = f"{device} sent {len(arrays)} arrays for {len(names)} parameters of exchange {tag!r}"
+            raise WireError(text).blaming(device)
+        for name, array in zip(names, arrays, strict=True):
+            spec = self._setup.graph.state[name].spec
+            if array.shape != spec.shape and not report:
+                text = f"{device} sent {list(array.shape)} for {name!r}, which is {list(spec.shape)}"
+                raise WireError(text).blaming(device)
+        return dict(zip(names, arrays, strict=True))
+
     def _by_parameter(self, arrays: Arrays, names: Sequence[str]) -> Arrays:
         """``arrays`` parameter by parameter: sparse codecs send them as one."""
         if len(arrays) != 1:
             return arrays
         specs = [self._setup.graph.state[name].spec for name in names]
         return shaped(arrays, [np.broadcast_to(np.empty(1, np.float32), spec.shape) for spec in specs])
-
-
-def _blaming(device: str, text: str) -> WireError:
-    """The error of what ``device`` sent, which is only found where it is used."""
-    error = WireError(text)
-    error.blames = device
-    return error
 
 
 def _report_bytes(plan: Plan) -> int:

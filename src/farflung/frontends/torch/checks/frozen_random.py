@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import sysconfig
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
@@ -222,7 +222,7 @@ class _Finder:
     def _check(self) -> None:
         if self.found is not None or self._last is None or (now := _states(self._generators)) == self._state:
             return
-        time.sleep(_LULL)
+        threading.Event().wait(_LULL)
         self._state = _states(self._generators)
         if self._state == now:  # else another thread is drawing
             self.found = self._last
