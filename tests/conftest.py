@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import tempfile
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -23,11 +24,12 @@ settings.register_profile("new", deadline=None)
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.load_profile("new")
 
-# a garbage collection looks at a million objects of tests and libraries (half a second): none while pytest finds the tests
-gc.disable()
 
-
-def pytest_collection_finish() -> None:
-    """From now on collections leave out what is there."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """pytest keeps what it finds, so garbage collections would only take seconds. gc.freeze would hide modules from a capture."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()

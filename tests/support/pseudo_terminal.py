@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -31,6 +32,7 @@ class Terminal:
         self.resize(rows, columns)
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI", "COLUMNS", "LINES")}
         environment |= {"FARFLUNG_HOME": str(place / "home"), "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", **variables}
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job would hand down "ignored"
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SESSION, *arguments],
             stdin=end,
@@ -39,6 +41,7 @@ class Terminal:
             env=environment,
             start_new_session=True,
         )
+        signal.signal(signal.SIGINT, before)
         os.close(end)
 
     def resize(self, rows: int, columns: int) -> None:

@@ -42,7 +42,7 @@ class Watcher:
             return next((view for view in self.views if fits(view)), None)
 
         with self._changed:
-            assert self._changed.wait_for(lambda: found() is not None, 60), self.views
+            assert self._changed.wait_for(lambda: found() is not None, 100), self.views
         view = found()
         assert view is not None
         return view

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from farflung.errors import FarflungError
+from farflung.telemetry import injecting
 from tests.support.loopback import Loopback, text_folder, text_job
 from tests.support.pseudo_terminal import Terminal
 from tests.support.quiet import until
@@ -32,14 +34,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         yield found
 
 
+def paced(name: str, facts: Mapping[str, int | str]) -> None:
+    """Steps take a while, so that the run leaves the processor to whoever watches it."""
+    if name == "worker.before_forward":
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def run(cluster: Loopback) -> Iterator[str]:
     """A run that trains until it is stopped."""
-    bundle, folder = cluster.submit(text_job(name=NAME, steps=100_000))
-    until((folder / "metrics.jsonl").is_file)
-    yield bundle.run
-    with suppress(FarflungError):  # a test may have stopped it
-        cluster.client.stop(bundle.run, now=True)
+    with injecting(paced):
+        bundle, folder = cluster.submit(text_job(name=NAME, steps=100_000))
+        until((folder / "metrics.jsonl").is_file)
+        yield bundle.run
+        with suppress(FarflungError):  # a test may have stopped it
+            cluster.client.stop(bundle.run, now=True)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def verified(cluster: Loopback, share: float = 1.0, **changes: Any) -> Finished:
     """A run with three replicas whose work is verified."""
     job = text_job(
         steps=STEPS,
-        micro_batch_sizes=[2] * 6,
+        micro_batch_sizes=[2] * 3,
         plan={"replicas": 3, "again": False},
         verify={"share": share},
         checkpoint={"every": 2, "keep": 99},
@@ -85,7 +85,7 @@ def wide_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step is verified, so the usual windows are a few milliseconds. A starved thread misses them, as a slow link may."""
     monkeypatch.setattr(recomputation, "_MOST", STEPS)
     monkeypatch.setattr(retained_inputs, "_STEPS", STEPS)
-    monkeypatch.setattr(retained_inputs, "_VERIFIED", 6 * STEPS)
+    monkeypatch.setattr(retained_inputs, "_VERIFIED", 3 * STEPS)
 
 
 @pytest.mark.usefixtures("wide_windows")
