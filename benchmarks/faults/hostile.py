@@ -58,7 +58,7 @@ class HostileSettings(Settings):
     rows: int = 64
     last: int = 20
     share: float = 0.1
-    verified_steps: int = 200
+    verified_steps: int = 60
 
 
 class Hostile:
