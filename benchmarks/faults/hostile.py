@@ -8,6 +8,7 @@ mean loss of the run in the last steps.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ class HostileSettings(Settings):
     rows: int = 64
     last: int = 20
     share: float = 0.1
-    verified_steps: int = 200
+    verified_steps: int = 60
 
 
 class Hostile:
@@ -82,7 +83,7 @@ class Hostile:
         for defense, found in losses.items():
             gaps = {attack: abs(loss / found["none"] - 1.0) for attack, loss in found.items()}
             rows += [(defense, attack, f"{loss:.4f}", f"{gaps[attack]:.2%}") for attack, loss in found.items()]
-            worst = max(gaps, key=gaps.__getitem__)
+            worst = max(gaps, key=lambda attack: math.inf if math.isnan(gaps[attack]) else gaps[attack])
             checks.append(_check(f"final loss, {defense}", settings, gaps[worst], worst))
         honest = sorted({name for run in verified.values() for name in run.named} - {FORGER})
         checks.append(

@@ -1,6 +1,7 @@
 """Plans as JSON, and what is said of documents that are no plans."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import PlanError, VersionError
 from farflung.plan import CodecChoice, LinkPlan, Plan, Stage
+from farflung.plan.parts import SyncLayer, SyncPlan
 
 PLAN = Plan(
     graph_hash="ab" * 32,
@@ -73,6 +75,15 @@ def test_wrong_documents_say_where(path, value, text):
 def test_other_versions_are_refused():
     with pytest.raises(VersionError, match="this plan has format 3, this farflung reads 2; plan again"):
         Plan.from_json(PLAN.to_json().replace('"version":2', '"version":3'))
+
+
+@pytest.mark.parametrize("seconds", ["-1.0", "1e999", f"{10**400}", "true"])
+def test_seconds_of_layers_are_finite(seconds):
+    layer = SyncLayer(parameters=("w",), bp_seconds=0.125, comm_seconds=0.5)
+    text = replace(PLAN, sync=SyncPlan(strategy="robust", settings=(("faulty", 1),), layers=((layer,), ()))).to_json()
+    assert Plan.from_json(text).sync.layers == ((layer,), ())
+    with pytest.raises(PlanError, match=r"sync.layers\[0\]\[0\].bp_seconds: must be seconds"):
+        Plan.from_json(text.replace("0.125", seconds))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])

@@ -8,6 +8,7 @@ import json
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from farflung.messages.calls import Submit
 from farflung.messages.submission import BUNDLE_VERSION, Bundle, parses_quickly, squeeze, unsqueeze
 from farflung.optim import read_rules
 from farflung.plan import LinkPlan, Plan, Stage
+from farflung.plan.parts import SyncLayer, SyncPlan
 from farflung.schedules.base import Action
 from farflung.security import Ticket, split_address
 from farflung.security.authority import CertificateAuthority
@@ -135,6 +137,13 @@ def _plan() -> Plan:
     )
     links = (LinkPlan(source=0, target=1),)
     return Plan(graph_hash=graph.hash, planner="hand", stages=stages, links=links, micro_batch_sizes=(2, 2))
+
+
+def _plans() -> Iterator[str]:
+    layer = SyncLayer(parameters=("a.weight",), bp_seconds=0.1, comm_seconds=0.5)
+    plan = _plan()
+    yield plan.to_json()
+    yield replace(plan, sync=SyncPlan(strategy="robust", settings=(("faulty", 1),), layers=((layer,), (layer,)))).to_json()
 
 
 def _decode_plan(text: str) -> None:
@@ -344,7 +353,7 @@ TARGETS = {
     "job-file": Target(decode=_decode_job_file, seeds=lambda: [_JOB_FILE]),
     "bundle": Target(decode=_decode_bundle, seeds=_bundles, form=Form.PARSED),
     "packed": Target(decode=lambda data: unsqueeze(data, 1 << 20), seeds=lambda: [squeeze("text"), squeeze("a" * 5000)]),
-    "plan": Target(decode=_decode_plan, seeds=lambda: [_plan().to_json()], form=Form.JSON),
+    "plan": Target(decode=_decode_plan, seeds=_plans, form=Form.JSON),
     "optimizer": Target(decode=read_rules, seeds=_rules, form=Form.JSON),
     "topology": Target(decode=_decode_topology, seeds=lambda: [Topology.preset("local4-two-regions").to_json()], form=Form.JSON),
     "topology-file": Target(decode=_decode_topology_file, seeds=lambda: [_TOPOLOGY_FILE]),

@@ -20,26 +20,26 @@ STEPS, FORGED = 16, 5
 
 
 class Forger:
-    """A runner whose gradients of parameters have the wrong sign."""
+    """A runner whose gradients of parameters are multiplied by ``factor``."""
 
-    def __init__(self, runner: StageRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: StageRunner, factor: float) -> None:
+        self._runner, self._factor = runner, factor
 
     def take_gradients(self) -> Mapping[Use, Array]:
-        return {use: -array for use, array in self._runner.take_gradients().items()}
+        return {use: array * array.dtype.type(self._factor) for use, array in self._runner.take_gradients().items()}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
 
 @contextmanager
-def forging(device: str, step: int = FORGED) -> Iterator[None]:
-    """Inside, ``device`` forges its gradients of ``step``."""
+def forging(device: str, step: int = FORGED, factor: float = -1.0) -> Iterator[None]:
+    """Inside, ``device`` forges its gradients of ``step``: the wrong sign, or another factor."""
     honest = GradientExchange.after_backward
 
     def after(self: GradientExchange, at: int, stage: int, micro_batch: int, runner: StageRunner) -> None:
         forges = at == step and self._order.device == device
-        honest(self, at, stage, micro_batch, Forger(runner) if forges else runner)
+        honest(self, at, stage, micro_batch, Forger(runner, factor) if forges else runner)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GradientExchange, "after_backward", after)
@@ -121,3 +121,17 @@ def test_a_forger_is_named_and_the_weights_are_those_of_an_honest_run(place: Pat
     assert recovery["source"] == "checkpoint"
     assert recovery["step"] <= FORGED
     assert liar not in recovery["devices"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wide_windows")
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_a_member_whose_gradients_are_not_finite_is_replaced_and_nobody_else(place: Path, factor: float) -> None:
+    """All workers see norms that are not finite; the members that add its gradients know from whom they came."""
+    with Loopback(place, 4, folder=f"infinite-{factor}") as cluster:
+        clipped = {"optimizer": {"clip_norm": 1.0}}
+        truth = verified(cluster, **clipped)
+        with forging("b", factor=factor):
+            found = verified(cluster, **clipped)
+        assert list(standings(cluster)) == ["b"]
+    assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
