@@ -100,8 +100,8 @@ def test_a_peer_sends_no_more_pieces_than_the_states_can_have() -> None:
 
 def test_states_that_were_cut_are_laid_to_their_sender() -> None:
     fetching = Fetching()
-    fetching.fetch.receive("b", replace(pieces(arrays())[0], last=False), fetching.inbox)
-    fetching.fetch.receive("b", LentEnd(run="r"), fetching.inbox)
+    fetching.fetch.receive("b", replace(pieces(arrays())[0], last=False))
+    fetching.fetch.complete("b", fetching.inbox)
     with pytest.raises(WireError, match=r"the states that b sends: tensor .* was cut in transfer") as caught:
         fetching.done.result(PATIENCE)
     assert caught.value.blames == "b"
