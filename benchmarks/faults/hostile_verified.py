@@ -79,7 +79,7 @@ def _forging(attack: Attack, first: int) -> Iterator[None]:
 
     def after(self: GradientExchange, step: int, stage: int, micro_batch: int, runner: StageRunner) -> None:
         forges = step >= first and self._order.device == FORGER
-        honest(self, step, stage, micro_batch, _Forger(runner, attack, old) if forges else runner)  # type: ignore[arg-type]
+        honest(self, step, stage, micro_batch, _Forger(runner, attack, old) if forges else runner)
 
     with mock.patch.object(GradientExchange, "after_backward", after):
         yield

@@ -21,6 +21,7 @@ from farflung.checkpoint.safetensors import encode
 from farflung.cluster import Topology
 from farflung.cluster.network import Network
 from farflung.codecs.codec_strings import read_codec, read_memory
+from farflung.engines.base import Array
 from farflung.errors import DataError, InputError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
@@ -250,7 +251,11 @@ def _decode_safetensors(data: bytes) -> None:
 
 
 def _safetensors() -> Iterator[bytes]:
-    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.zeros((0, 2), np.int8), "s": np.array(True)}
+    arrays: dict[str, Array] = {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "n": np.zeros((0, 2), np.int8),
+        "s": np.array(True),
+    }
     specs = {name: TensorSpec(dtype=array.dtype.name, shape=array.shape) for name, array in arrays.items()}
     whole = b"".join(map(bytes, encode(specs, arrays.__getitem__, {"a": "b"})))
     length = int.from_bytes(whole[:8], "little")

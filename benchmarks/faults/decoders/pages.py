@@ -47,6 +47,10 @@ class _NoTokenizer:
         """See ``ServedTokenizer``."""
         return ""
 
+    def spell(self, token: int) -> str:
+        """See ``ServedTokenizer``."""
+        return ""
+
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
