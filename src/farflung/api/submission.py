@@ -25,7 +25,7 @@ from farflung.messages.submission import Bundle
 from farflung.object_store import is_remote
 from farflung.plan.codec_choice.compression import PLANNED, choice_of
 from farflung.plan.codec_choice.exchange_codec import job_strategy
-from farflung.plan.synchronization import check_fits
+from farflung.plan.synchronization import check_fits, check_length
 from farflung.planners import get_planner
 from farflung.sync import get_strategy
 
@@ -120,7 +120,9 @@ def check_names(job: JobSpec) -> None:
             raise InputError(f"codec.name = {job.codec.name!r}: {error}") from None
     get_planner(job.plan.planner)
     if job.sync.strategy != "exact":
-        check_fits(job_strategy(job), job)
+        strategy = job_strategy(job)
+        check_fits(strategy, job)
+        check_length(strategy, job)
     for name in job.open.strategies:
         try:
             if name != "exact":

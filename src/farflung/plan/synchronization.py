@@ -30,6 +30,7 @@ from farflung.units import Bytes, Seconds
 
 __all__ = [
     "check_fits",
+    "check_length",
     "check_sync",
     "made_strategy",
     "named_sync",
@@ -246,6 +247,20 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
         raise InputError(
             f"codec.name = {job.codec.name!r}: {traits.name} compares two losses that lie close together, and a codec between "
             "stages would blur both; set 'identity'"
+        )
+
+
+def check_length(strategy: Strategy, job: JobSpec) -> None:
+    """Check that a run of the job's steps can change its weights. A job that is only planned may have no ``steps``.
+
+    Raises:
+        InputError: the run would end before its strategy moves the weights.
+    """
+    least = strategy.traits.least_steps
+    if "steps" in job.model_fields_set and job.steps < least:
+        raise InputError(
+            f"steps = {job.steps}: no contribution moves the common model before step {least}, so the run would end with the "
+            f"weights that it began with; set steps to at least {least}, or lower sync.settings.sync_every"
         )
 
 

@@ -104,7 +104,8 @@ class Traits:
     than this part (0: they stay). ``fixed_sets``: the layers of each step of a period, where the user gave them.
     ``layer_codecs``: given where each layer has a codec of its own.
     ``zeroth_order``: given where a step has no backward. ``needs_one_stage``: settings that forbid parameters that two stages
-    share. ``faulty``: members whose gradients may be anything, NaN included.
+    share. ``faulty``: members whose gradients may be anything, NaN included. ``least_steps``: a run of fewer steps ends with the
+    parameters that it began with, whatever the members' speeds.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Traits:
     zeroth_order: ZerothOrder | None = None
     needs_one_stage: tuple[NeedsOneStage, ...] = ()
     faulty: int = 0
+    least_steps: int = 1
 
     @property
     def drifts(self) -> bool:

@@ -46,6 +46,14 @@ def test_wrong_parameters_of_a_codec_name_their_key(name: str, text: str) -> Non
     assert str(caught.value).startswith(text)
 
 
+def test_a_run_that_would_end_with_its_first_weights_is_refused() -> None:
+    sync = {"strategy": "fedbuff", "settings": {"sync_every": 10, "overlap": 1}}
+    with pytest.raises(InputError, match="steps = 10: no contribution moves the common model before step 11"):
+        check_names(make_job({"steps": 10, "plan": {"replicas": 2}, "sync": sync}))
+    check_names(make_job({"steps": 11, "plan": {"replicas": 2}, "sync": sync}))
+    check_names(make_job({"plan": {"replicas": 2}, "sync": sync}))  # only planned
+
+
 def test_an_unknown_codec_of_a_strategy_is_refused_before_anything_is_captured(tmp_path: Path) -> None:
     sync = {"strategy": "local_sgd", "settings": {"codec": "zip:level=9"}}
     job = make_job({"model": {"recipe": "no such recipe"}, "plan": {"replicas": 2}, "sync": sync})

@@ -40,6 +40,10 @@ def test_the_text_of_a_job_file() -> None:
         job_of_text("a = ")
     with pytest.raises(InputError, match=r"model is missing: add a \[model\] table"):
         job_of_text('name = "x"')
+    with pytest.raises(InputError, match="the job has 5000000 characters, this page takes 4000000: use farflung plan"):
+        job_of_text("#" * 5_000_000)
+    with pytest.raises(InputError, match="the job has too many brackets inside each other: no job file needs them"):
+        job_of_text("a = " + "[" * 100_000)
     for text in (JOB.replace('"gpt"', '"model.py:make"'), JOB.replace("heads = 2", 'folder = "/etc"')):
         with pytest.raises(InputError, match="reads files of the broker's machine, which this page does not do"):
             job_of_text(text)

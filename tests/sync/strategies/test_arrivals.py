@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.errors import InputError
+from farflung.plan.synchronization import check_length
 from farflung.sync import World, get_strategy
 from farflung.sync.commands import Axpy, Exchange, Mean
 from farflung.sync.local_step_counts import begun, ended, step_of, takes
 from farflung.testing.replicas import Group
 from tests.support.executor_threads import EVERY_STEP, differing, other, run_threads
 from tests.support.small_nets import flat, group, task, world
+from tests.support.small_runs import small_job
 from tests.support.strategy_cases import case_of, straight
 
 NAMES = ["fedbuff", "fedfix", "fedcompass"]
@@ -218,6 +220,29 @@ def test_in_fedcompass_arrivals_come_in_groups() -> None:
 def test_settings(name: str, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         get_strategy(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "least"),
+    [
+        ("fedbuff", {"sync_every": 4}, 4),
+        ("fedbuff", {"sync_every": 4, "overlap": 1, "buffer": 2}, 5),
+        ("fedfix", {"sync_every": 4, "window": 3}, 6),
+        ("fedfix", {"sync_every": 4, "window": 9, "overlap": 2}, 11),
+        ("fedcompass", {"sync_every": 4, "overlap": 2}, 6),
+    ],
+)
+def test_a_run_that_ends_before_the_common_model_moves_is_refused(name: str, settings: dict[str, Any], least: int) -> None:
+    found = of(name, among(settings["sync_every"], 1, 1), **settings | ({"buffer": 1} if name == "fedbuff" else {}))
+    first = flat(found, 0, "anchor")
+    found.run(least - 1)
+    assert np.array_equal(flat(found, 0, "anchor"), first)
+    found.run(1)
+    assert not np.array_equal(flat(found, 0, "anchor"), first)
+
+    check_length(get_strategy(name, **settings), small_job(steps=least))
+    with pytest.raises(InputError, match=f"steps = {least - 1}: .* before step {least}, so the run would end with the weights"):
+        check_length(get_strategy(name, **settings), small_job(steps=least - 1))
 
 
 @pytest.mark.parametrize("name", NAMES)

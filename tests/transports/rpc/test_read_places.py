@@ -39,6 +39,42 @@ def test_a_group_has_its_places_and_others_theirs() -> None:
     asyncio.run(run())
 
 
+def test_a_few_members_with_many_slow_messages_do_not_keep_others_out() -> None:
+    async def run() -> None:
+        places, end, inside = ReadPlaces(), asyncio.Event(), list[str]()
+        slow = [(name,) for name in "abcdef" for _ in range(read_places.OF_GROUP)]
+        calls = [asyncio.create_task(_hold(places, groups, inside, end)) for groups in [*slow, ("g",), ("h",)]]
+        await _settle()
+        assert {"g", "h"} <= set(inside)
+        assert len(inside) <= read_places.OF_ALL
+        end.set()
+        await asyncio.gather(*calls)
+        assert len(inside) == len(slow) + 2
+
+    asyncio.run(run())
+
+
+def test_who_breaks_off_when_it_gets_its_place_gives_it_back() -> None:
+    async def run() -> None:
+        places, end, inside = ReadPlaces(), asyncio.Event(), list[str]()
+        calls = [asyncio.create_task(_hold(places, ("a",), inside, end)) for _ in range(read_places.OF_GROUP + 2)]
+        await _settle()
+        end.set()
+        await asyncio.sleep(0)  # places are free, and those that wait do not know it yet
+        calls[-1].cancel()
+        calls[-2].cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        end.clear()
+        again = [asyncio.create_task(_hold(places, ("a",), inside, end)) for _ in range(read_places.OF_GROUP)]
+        inside.clear()
+        await _settle()
+        assert len(inside) == read_places.OF_GROUP
+        end.set()
+        await asyncio.gather(*again)
+
+    asyncio.run(run())
+
+
 def test_who_leaves_early_lets_another_in() -> None:
     async def run() -> None:
         places, end, inside = ReadPlaces(), asyncio.Event(), list[str]()

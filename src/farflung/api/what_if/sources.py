@@ -110,9 +110,9 @@ def job_of_text(text: str) -> JobSpec:
     """Return the job in the text of a job file, for somebody who may not run code on this machine.
 
     Raises:
-        InputError: the text is no job, or its model is a file or folder of this machine.
+        InputError: the text is no job, or too long, or its model is a file or folder of this machine.
     """
-    job = make_job(_parsed(text))
+    job = make_job(_parsed(text, "job"))
     if job.model is None:
         raise InputError('model is missing: add a [model] table with recipe = "..."')
     if ".py" in job.model.recipe or "folder" in job.model.args:
@@ -129,9 +129,7 @@ def topology_of_text(text: str) -> Topology:
     Raises:
         InputError: the text is no topology, or it has too many machines: links take memory with the square of their number.
     """
-    if len(text) > _LONGEST:
-        raise InputError(f"the topology has {len(text)} characters, this page takes {_LONGEST}: use farflung plan")
-    devices = _parsed(text).get("device")
+    devices = _parsed(text, "topology").get("device")
     tables = [one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
     count = sum(max(number, 1) for one in tables if isinstance(number := one.get("count", 1), int))
     if count > MOST_MACHINES:
@@ -139,11 +137,15 @@ def topology_of_text(text: str) -> Topology:
     return Topology.from_text(text, "the topology")
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str, what: str) -> dict[str, Any]:
+    if len(text) > _LONGEST:
+        raise InputError(f"the {what} has {len(text)} characters, this page takes {_LONGEST}: use farflung plan")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"not valid TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"the {what} has too many brackets inside each other: no {what} file needs them") from None
 
 
 def run_documents(folder: RunFolder) -> PlanFile:

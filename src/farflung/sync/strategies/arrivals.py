@@ -69,7 +69,13 @@ class _Arrivals(StrategyDefaults):
             one_by_one=True,
             by_speed=True,
             asynchronous=True,
+            least_steps=self.first_move + self.overlap,
         )
+
+    @property
+    def first_move(self) -> int:
+        """Steps before the common model can move, without ``overlap``."""
+        return self.sync_every
 
     def init(self, world: World) -> Commands:
         """All begin with the same model."""
@@ -225,6 +231,12 @@ class FedFix(_Arrivals):
     def closes(self, step: int) -> bool:
         """At the end of a window, when its contributions have arrived."""
         return (step + 1 - self.overlap) % (self.window or self.sync_every) == 0
+
+    @property
+    def first_move(self) -> int:
+        """The end of the first window in which a contribution can arrive."""
+        window = self.window or self.sync_every
+        return -(-self.sync_every // window) * window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,16 @@
 """How many messages of callers a server takes from the network at once: each can have as many bytes as its limits allow.
 
-Others wait, and their bytes wait at the caller, but for a window (``channel``). A caller's groups have places of their own, so
-that one member can't keep the others out. For the thread of the event loop only.
+Others wait, and their bytes wait at the caller, but for a window (``channel``). A caller's groups have places of their own. Half
+of all places are only for groups that have none yet, so that a few members with several slow messages each can't keep the others
+out. For the thread of the event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 
 __all__ = ["Place", "ReadPlaces"]
 
@@ -17,57 +18,71 @@ __all__ = ["Place", "ReadPlaces"]
 OF_GROUP, OF_ALL = 4, 24
 
 
-@dataclass(slots=True)
-class _Group:
-    """Places of a group. ``users``: calls that have one, or wait for one."""
-
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OF_GROUP))
-    users: int = 0
-
-
 class Place:
     """The place of one message."""
 
-    def __init__(self, held: list[asyncio.Semaphore]) -> None:
-        self._held = held
+    def __init__(self, leave: Callable[[], None] | None = None) -> None:
+        self._leave = leave
 
     def leave(self) -> None:
         """Give the place to others; a second call does nothing."""
-        while self._held:
-            self._held.pop().release()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
 
 
 class ReadPlaces:
     """The places of one server."""
 
     def __init__(self) -> None:
-        self._all = asyncio.Semaphore(OF_ALL)
-        self._groups: dict[str, _Group] = {}
+        #: Messages that have a place: all, and of each group.
+        self._taken, self._of_group = 0, Counter[str]()
+        #: Callers that wait, in order: their groups, and what ends their wait.
+        self._waiting: list[tuple[tuple[str, ...], asyncio.Future[None]]] = []
 
     @asynccontextmanager
     async def place(self, groups: Iterable[str]) -> AsyncIterator[Place]:
         """Wait for a place for a caller of ``groups``; a caller without groups is the owner, or unknown, and needs none."""
-        held: list[asyncio.Semaphore] = []
-        place = Place(held)
-        async with AsyncExitStack() as left:
-            left.callback(place.leave)
-            for name in groups:
-                await self._take(self._enter(left, name).places, held)
-            if held:
-                await self._take(self._all, held)
+        names = tuple(groups)
+        if names:
+            await self._take(names)
+        place = Place((lambda: self._left(names)) if names else None)
+        try:
             yield place
+        finally:
+            place.leave()
 
-    def _enter(self, left: AsyncExitStack, name: str) -> _Group:
-        group = self._groups.setdefault(name, _Group())
-        group.users += 1
-        left.callback(self._left, name, group)
-        return group
+    async def _take(self, names: tuple[str, ...]) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((names, turn))
+        self._let_in()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting.remove((names, turn))
+            else:  # it had just got the place
+                self._left(names)
+            raise
 
-    def _left(self, name: str, group: _Group) -> None:
-        group.users -= 1
-        if not group.users:
-            del self._groups[name]
+    def _left(self, names: tuple[str, ...]) -> None:
+        self._taken -= 1
+        self._of_group.subtract(names)
+        for name in names:
+            if not self._of_group[name]:
+                del self._of_group[name]
+        self._let_in()
 
-    async def _take(self, places: asyncio.Semaphore, held: list[asyncio.Semaphore]) -> None:
-        await places.acquire()
-        held.append(places)
+    def _let_in(self) -> None:
+        """Give places to those that wait."""
+        for waiting in list(self._waiting):
+            names, turn = waiting
+            if not turn.done() and self._has_place(names):
+                self._waiting.remove(waiting)
+                self._taken += 1
+                self._of_group.update(names)
+                turn.set_result(None)
+
+    def _has_place(self, names: tuple[str, ...]) -> bool:
+        most = max(self._of_group[name] for name in names)
+        return self._taken < (OF_ALL // 2 if most else OF_ALL) and most < OF_GROUP

@@ -69,6 +69,8 @@ class _WhatIfPage:
         self._graph: Graph | None = None
         self._topology: Topology | None = None
         self._session: WhatIfSession | None = None
+        #: Held while job and topology are read: a choice that is made meanwhile is read afterwards.
+        self._reading = asyncio.Lock()
         #: The newest view that the session published, the one that is shown, and the newest evaluation.
         self._newest: WhatIfView | None = None
         self._shown: WhatIfView | None = None
@@ -153,15 +155,16 @@ class _WhatIfPage:
         )
 
     async def _read_sources(self, *what: str) -> None:
-        try:
-            if "job" in what:
-                await self._read_job()
-            if "topology" in what:
-                await self._read_topology()
-        except FarflungError as error:
-            self._fail(str(error))
-            return
-        self._ask()
+        async with self._reading:
+            try:
+                if "job" in what:
+                    await self._read_job()
+                if "topology" in what:
+                    await self._read_topology()
+            except FarflungError as error:
+                self._fail(str(error))
+                return
+            self._ask()
 
     async def _read_job(self) -> None:
         kind, _, name = self._values["job"].partition(":")
@@ -171,7 +174,7 @@ class _WhatIfPage:
             self._job, self._graph = found.job, found.graph
         elif kind == OWN_TEXT:
             self._job = None
-            self._job = job_of_text(self._own_text("job"))
+            self._job = await asyncio.to_thread(job_of_text, self._own_text("job"))  # a long text takes seconds
         else:
             self._job = preset_job(name)
         for field in ("codec", "ratio", "planner", "strategy", "replicas", "micro_batches", "samples"):
@@ -191,7 +194,7 @@ class _WhatIfPage:
                 raise InputError("no worker has joined yet: choose a preset, or join one with farflung join")
         elif kind == OWN_TEXT:
             self._topology = None
-            self._topology = topology_of_text(self._own_text("topology"))
+            self._topology = await asyncio.to_thread(topology_of_text, self._own_text("topology"))
         else:
             self._topology = Topology.preset(name)
         assert self._topology is not None
