@@ -86,6 +86,7 @@ def test_a_broker_serves_clients(farflung: Command, ticket: str) -> None:
     assert farflung("status").stdout == "0 workers\n0 runs\n"
 
 
+@pytest.mark.timeout(300)
 def test_a_worker_without_it_trains(tmp_path: Path, ticket: str) -> None:
     environment = {**os.environ, "FARFLUNG_HOME": str(tmp_path / "home")}
     words = ["join", ticket, "--name", "bare", "--engine", "reference", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]

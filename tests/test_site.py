@@ -27,7 +27,7 @@ def build(place: Path) -> subprocess.CompletedProcess[str]:
     """Build the site of ``place``; the network is out of reach for whatever asks a proxy."""
     environment = {**os.environ, "https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,7 @@ def listed(nav: object) -> Iterator[str]:
         yield from listed(one)
 
 
+@pytest.mark.timeout(300)
 def test_the_site_builds_strictly_and_loads_nothing_from_other_hosts(place: Path) -> None:
     done = build(place)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,6 +65,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_other_hosts(place: Path
     assert all(name in text for name in ("farflung.train", "batch_fn", "StepRecord", "TrainResult", "exit_code"))
 
 
+@pytest.mark.timeout(300)
 def test_a_broken_link_and_a_broken_anchor_fail_the_build(place: Path) -> None:
     page = place / "docs" / "index.md"
     before = page.read_text(encoding="utf-8")
