@@ -35,11 +35,11 @@ from farflung.plan.model import Plan, Replica, Stage
 from farflung.plan.synchronization import with_sync
 from farflung.step.sync.stage_replica import StageReplica
 
-__all__ = ["Hostile", "HostileSettings"]
+__all__ = ["ATTACKS", "Hostile", "HostileSettings"]
 
 _TARGET, _MEMBERS, _AGE = 0.05, 5, 10
 #: What becomes of a gradient; the second one is ten steps old.
-_ATTACKS: Mapping[str, Callable[[Array, Array], Array]] = {
+ATTACKS: Mapping[str, Callable[[Array, Array], Array]] = {
     "nan": lambda array, _: np.full_like(array, np.nan),
     "infinite": lambda array, _: np.full_like(array, np.inf),
     "scaled": lambda array, _: array * array.dtype.type(1000.0),
@@ -113,7 +113,7 @@ def _check(name: str, settings: HostileSettings, gap: float, worst: str) -> Chec
 def _robust(settings: HostileSettings, say: Say) -> dict[str, float]:
     """Final losses by attack under ``sync robust`` (``none``: undisturbed)."""
     found = {"none": _final(settings)}
-    for attack in _ATTACKS:
+    for attack in ATTACKS:
         with _hostile(attack):
             found[attack] = _final(settings)
     say(f"sync robust: {found}")
@@ -123,7 +123,7 @@ def _robust(settings: HostileSettings, say: Say) -> dict[str, float]:
 def _verified(settings: HostileSettings, say: Say) -> dict[str, VerifiedRun]:
     """Runs by attack with verification (``none``: undisturbed)."""
     found: dict[str, VerifiedRun] = {}
-    for attack, forge in {"none": None, **_ATTACKS}.items():
+    for attack, forge in {"none": None, **ATTACKS}.items():
         found[attack] = train_verified(
             forge, steps=settings.verified_steps, share=settings.share, last=settings.last, seed=settings.seed
         )
@@ -135,7 +135,7 @@ def _verified(settings: HostileSettings, say: Say) -> dict[str, VerifiedRun]:
 @contextmanager
 def _hostile(attack: str) -> Iterator[None]:
     """Inside, the last pipeline exchanges forged gradients."""
-    honest, forge = StageReplica.read, _ATTACKS[attack]
+    honest, forge = StageReplica.read, ATTACKS[attack]
     old: defaultdict[tuple[int, str], deque[Array]] = defaultdict(lambda: deque(maxlen=_AGE + 1))
 
     def read(self: StageReplica, register: str, names: Sequence[str]) -> Mapping[str, Array]:

@@ -15,7 +15,7 @@ from benchmarks.faults.hostile_verified import FORGER, VerifiedRun, train_verifi
 def run(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[bool | None]:
     """What the checks say if all losses are 1, except for the run with scaled gradients, which has ``changes``."""
     plain: dict[str, Any] = {"loss": 1.0, "status": "finished", "cause": "", "named": (FORGER,)}
-    attacks = [None, *hostile._ATTACKS.values()]
+    attacks = [None, *hostile.ATTACKS.values()]
 
     def train(attack: Any, **settings: Any) -> VerifiedRun:
         return VerifiedRun(**(plain | (changes if attacks.index(attack) == 3 else {})))
