@@ -12,7 +12,7 @@ import pytest
 from farflung.api.what_if.sources import preset_job
 from farflung.cluster import Topology
 from farflung.web.pages import what_if
-from farflung.web.pages.what_if_scenario import OWN_TEXT
+from farflung.web.pages.what_if_scenario import OWN_TEXT, prices_of
 
 
 def page_with(**parts: Any) -> Any:
@@ -23,7 +23,7 @@ def page_with(**parts: Any) -> Any:
         _settings=form,
         _machines=form,
         _links=form,
-        _prices=lambda: what_if.prices_of(None),
+        _prices=lambda: prices_of(None),
         _own_text=lambda name: f"the text of a {name}",
         **parts,
     )
