@@ -12,7 +12,7 @@ import pytest
 from farflung.api.what_if.sources import preset_job
 from farflung.cluster import Topology
 from farflung.web.pages import what_if
-from farflung.web.pages.what_if_scenario import OWN_TEXT
+from farflung.web.pages.what_if_scenario import OWN_TEXT, prices_of
 
 
 def page_with(**parts: Any) -> Any:
@@ -23,7 +23,7 @@ def page_with(**parts: Any) -> Any:
         _settings=form,
         _machines=form,
         _links=form,
-        _prices=lambda: what_if.prices_of(None),
+        _prices=lambda: prices_of(None),
         _own_text=lambda name: f"the text of a {name}",
         **parts,
     )
@@ -41,7 +41,7 @@ def test_pasted_text_is_parsed_on_another_thread(what: str, made: Any, monkeypat
         return made
 
     monkeypatch.setattr(what_if, f"{what}_of_text", parse)
-    asyncio.run(getattr(what_if._WhatIfPage, f"_read_{what}")(page))
+    asyncio.run(getattr(what_if.WhatIfPage, f"_read_{what}")(page))
     assert getattr(page, f"_{what}") is made
     assert threads != [threading.main_thread()]
 
@@ -61,7 +61,7 @@ def test_a_choice_that_is_made_while_another_one_is_read_is_read_afterwards() ->
             _read_topology=lambda: read("topology"),
             _ask=lambda: log.append("ask"),
         )
-        choices = [what_if._WhatIfPage._read_sources(page, what) for what in ("job", "topology")]
+        choices = [what_if.WhatIfPage.read_sources(page, what) for what in ("job", "topology")]
         await asyncio.gather(*choices)
 
     asyncio.run(run())

@@ -39,7 +39,7 @@ from farflung.web.widgets.form import Form, Text
 from farflung.web.widgets.html_table import HtmlTable, Markup, cell, markup, table_html
 from farflung.web.widgets.layout import button, card, grid, lead, note, title
 
-__all__ = ["build"]
+__all__ = ["WhatIfPage", "build"]
 
 _SESSIONS = WhatIfSessions()
 #: Seconds between two looks for a new view.
@@ -52,13 +52,13 @@ _LONGEST_EDITED = 100_000
 
 def build(view: View) -> None:
     """Build the page."""
-    page = _WhatIfPage(view)
+    page = WhatIfPage(view)
     ui.context.client.on_delete(lambda: asyncio.to_thread(page.close))
     ui.timer(_POLL, page.show)
     ui.timer(0.0, page.load, once=True)
 
 
-class _WhatIfPage:
+class WhatIfPage:
     """The page in one browser. The session publishes views on its own thread; a timer shows the newest."""
 
     def __init__(self, view: View) -> None:
@@ -121,7 +121,7 @@ class _WhatIfPage:
             self._fail(str(error))
             return
         self._values = {"job": "model:gpt2-xl", "topology": "preset:home-lab"}
-        await self._read_sources("job", "topology")
+        await self.read_sources("job", "topology")
 
     def close(self) -> None:
         """End the session."""
@@ -138,7 +138,7 @@ class _WhatIfPage:
         if name in self._texts:
             self._values.pop(f"{name}_text", None)
             self._texts[name].show([self._text_field(name)] if value == OWN_TEXT else [])
-        await self._read_sources(name.removesuffix("_text"))
+        await self.read_sources(name.removesuffix("_text"))
 
     def _text_field(self, name: str) -> Text:
         """Return the field for the text of a file. That of a topology begins with the present one, unless that is too long."""
@@ -154,7 +154,8 @@ class _WhatIfPage:
             value=self._values.get("topology_text", ""),
         )
 
-    async def _read_sources(self, *what: str) -> None:
+    async def read_sources(self, *what: str) -> None:
+        """Read the job, the topology or both, as the user chose them, then evaluate."""
         async with self._reading:
             try:
                 if "job" in what:
