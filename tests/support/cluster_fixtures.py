@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run workers: one thread of torch, no warm-up, patient dialing, a cache of its own, small clusters.
+"""Fixtures of the tests that run workers: one thread of torch, no warm-up, each graph read once, patient dialing, small clusters.
 
 The ``conftest.py`` of each such folder imports them all.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,22 @@ from farflung.broker import process as broker
 from farflung.broker.links import reachability as reaching
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
+from farflung.graph.ir import Graph
+from farflung.graph.validate import DEFAULT_LIMITS, Limits
 from tests.support.loopback import Loopback, text_folder
 from tests.support.thread_table import rows, surviving
 
-__all__ = ["home", "no_warm_up", "one_thread", "own_cache", "patient_dialing", "threads_end", "three", "two"]
+__all__ = [
+    "graphs_are_read_once",
+    "home",
+    "no_warm_up",
+    "one_thread",
+    "own_cache",
+    "patient_dialing",
+    "threads_end",
+    "three",
+    "two",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +62,23 @@ def no_warm_up() -> Iterator[None]:
         name="test", flops_per_second=1e9, launch_seconds=0.0, total_bytes=8_000_000_000, free_bytes=8_000_000_000
     )
     patch.setattr(TorchEngine, "measure", lambda self, device, peak=None: report)
+    yield
+    patch.undo()
+
+
+@lru_cache(maxsize=256)
+def _read(text: str | bytes, limits: Limits) -> Graph:
+    return _from_json(text, limits)
+
+
+_from_json = Graph.from_json
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_are_read_once() -> Iterator[None]:
+    """A broker and workers of one process read and check the same few graphs again and again: a quarter of a short run."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Graph, "from_json", classmethod(lambda _, text, limits=DEFAULT_LIMITS: _read(text, limits)))
     yield
     patch.undo()
 
