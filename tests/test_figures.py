@@ -17,7 +17,17 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
 RESULTS = sorted((DOCS / "results").glob("*.json"))
 #: Their answer is one number, or a count in which all are equal: a figure shows no more.
-WITHOUT_FIGURE = {"chain", "exactness", "fuzz", "fuzz-graphs", "resume", "silent-connections", "simulator", "trace-cost"}
+WITHOUT_FIGURE = {
+    "chain",
+    "exactness",
+    "fuzz",
+    "fuzz-decoders",
+    "fuzz-graphs",
+    "resume",
+    "silent-connections",
+    "simulator",
+    "trace-cost",
+}
 
 
 def figures(name: str) -> dict[str, Any]:

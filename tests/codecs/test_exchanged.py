@@ -79,7 +79,7 @@ def test_codecs_and_memories_are_read_as_they_are_written() -> None:
     for text, message in (
         ("topk:33", "codec 'topk:33': write a name, or name:key=value,key=value as in topk:ratio=33,values=int8"),
         ("zip", "unknown codec 'zip': known are"),
-        ("topk:rate=3", "codec 'topk' has no parameter 'rate': known are ratio"),
+        ("topk:rate=3", r"codec 'topk' has no parameter 'rate': did you mean 'ratio'\? known are ratio"),
     ):
         with pytest.raises(InputError, match=message):
             read_codec(text)

@@ -168,5 +168,5 @@ def test_a_damaged_book_is_named(tmp_path: Path) -> None:
 
 def test_a_ticket_must_last(tmp_path: Path) -> None:
     book, _ = _book(tmp_path)
-    with pytest.raises(SecurityError, match=r"at least one second, got 0.0"):
+    with pytest.raises(InputError, match=r"at least one second, got 0.0"):
         book.issue("join", addresses=["b:1"], fingerprint=PRINT, now=NOW, validity=Seconds(0.0))

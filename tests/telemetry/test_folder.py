@@ -85,6 +85,6 @@ def test_a_list_of_runs_has_the_newest_last_with_the_names_of_their_jobs(tmp_pat
         folder = RunFolder(tmp_path / run)
         folder.root.mkdir()
         folder.job.write_text(text)
-        os.utime(folder.job, (age, age))
-    (tmp_path / "run-d").mkdir()
-    assert newest_labels(tmp_path) == "run-b (gpt), run-a (lora), run-c"
+        os.utime(folder.job, (age + 1, age + 1))
+    (tmp_path / "run-d").mkdir()  # copied without its job
+    assert newest_labels(tmp_path) == "run-d, run-b (gpt), run-a (lora), run-c"

@@ -174,14 +174,14 @@ class RunFolder:
 
 def newest_labels(runs: Path) -> str:
     """Return the newest runs in the folder ``runs``, with the names of their jobs, as text ("none": there are none)."""
-    found = sorted(runs.glob("*/job.json"), key=_age)
-    return ", ".join(RunFolder(job.parent).label for job in found[-_LISTED:]) or "none"
+    found = sorted((path for path in runs.glob("*") if path.is_dir()), key=_age)
+    return ", ".join(RunFolder(run).label for run in found[-_LISTED:]) or "none"
 
 
-def _age(job: Path) -> float:
-    """Return when a run was submitted, in Unix seconds (0: its folder was deleted meanwhile)."""
+def _age(run: Path) -> float:
+    """Return when a run was submitted, in Unix seconds (0: that is unknown, as of one that was copied without its job)."""
     try:
-        return job.stat().st_mtime
+        return RunFolder(run).job.stat().st_mtime
     except OSError:
         return 0.0
 

@@ -30,7 +30,9 @@ def test_large_presets_too(name: str, parameters: float) -> None:
 
 def test_an_unknown_preset() -> None:
     assert set(MODEL_PRESETS) >= {"gpt2"}
-    with pytest.raises(InputError, match="no model preset is called 'gpt9'; known are gpt-small, resnet-50, gpt2"):
+    with pytest.raises(
+        InputError, match=r"no model preset is called 'gpt9': did you mean 'gpt2'\? known are gpt-small, resnet-50, gpt2"
+    ):
         preset_job("gpt9")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +25,7 @@ from benchmarks.training.exactness import differences
 from benchmarks.training.loss import codec_of, time_to
 from benchmarks.training.loss_plot import draw
 from farflung.errors import InputError, PlanError
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
+from tests.support.documented_commands import PAGES
 
 
 def run(name: str, *pairs: str) -> Any:
@@ -357,12 +355,15 @@ def test_the_byte_network_has_the_gradient_of_its_loss() -> None:
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx((gradient[index] * direction).sum(), rel=1e-4)
 
 
-def test_settings_of_the_commands_of_the_page_are_known() -> None:
-    commands = re.findall(r"^python -m benchmarks (\S+) (.*--set .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(commands) >= 3
+def test_settings_of_the_commands_of_the_pages_are_known() -> None:
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    commands = [found for text in texts for found in re.findall(r"python -m benchmarks ([a-z][\w-]*)((?: --set \S+)*)", text)]
+    assert {name for name, _ in commands} == {*BENCHMARKS, "list"}
     for name, words in commands:
-        pairs = [word for word in shlex.split(words) if "=" in word]
-        override(BENCHMARKS.get(name).settings(quick=False), pairs)
+        if name == "list":
+            continue
+        pairs = [word.rstrip("`.,") for word in words.split() if "=" in word]
+        assert override(BENCHMARKS.get(name).settings(quick=False), pairs)
 
 
 def test_dtfm_lays_its_scheduler_beside_random_placement_and_other_systems() -> None:

@@ -119,7 +119,7 @@ def test_runs_that_write_no_text(home: Path, capsys: pytest.CaptureFixture[str])
     code, _, err = run(capsys, "run-2", "--prompt", "a")
     assert code == 2
     assert "there is no run 'run-2'" in err
-    assert err.endswith("runs there: run-1\n")
+    assert "runs there: run-1; of a broker elsewhere: " in err
     empty = home.with_name("run-3")
     (empty / "checkpoints").mkdir(parents=True)
     err = run(capsys, "run-3", "--prompt", "a")[2]

@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("emulate two-laptops --counters --every '0 s' -- true", "--every must be more than 0, got '0 s'; write e.g. \"2 s\""),
         ("join @nowhere", "there is no file 'nowhere' that could hold a ticket: check the path after @"),
         ("plan sync.toml --topology two-laptops", "sync.toml: strategy 'local_sgd' has no setting 'every'"),
-        ("plan int9.toml --topology two-laptops", "int9.toml: codec.name = 'int9' is unknown: known are "),
+        ("plan int9.toml --topology two-laptops", "int9.toml: codec.name = 'int9' is unknown: did you mean 'int8'? known are "),
         ("trace job.toml", "'job.toml' is a file: name a run, or the folder of one"),
         (
             "plan wide.toml --topology two-laptops",

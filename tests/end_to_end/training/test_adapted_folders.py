@@ -112,7 +112,7 @@ def test_errors(tmp_path: Path) -> None:
     with Loopback(tmp_path, 1) as cluster:
         for args, text in (
             ({"lora_rank": 0, "quantize": "nf4"}, r"hf: model\.args\.quantize = 'nf4' without adapters: set lora_rank"),
-            ({"quantize": "int3"}, r"hf: model\.args\.quantize = 'int3': known are int8, int4, nf4"),
+            ({"quantize": "int3"}, r"hf: model\.args\.quantize = 'int3': did you mean 'int8'\? known are int8, int4, nf4"),
             (
                 {"lora_dora": True, "lora_targets": "embed_tokens"},
                 r"lora_dora: model\.embed_tokens is a Embedding, and DoRA needs",
