@@ -2,7 +2,8 @@
 
 - ``base``: what an engine offers. ``registry``: engines by name. ``selection``: the engine of a worker.
 - ``devices``: devices of a machine. ``warmup``: how fast they are. ``probe``: what the broker lets a new worker compute.
-- ``torch``, ``jax``, ``reference``, ``shapes``: the engines. ``host``: what engines without PyTorch share.
+- ``torch``, ``jax``, ``reference``, ``shapes``: the engines. ``in_process``: the part of engines without a process of their own.
+- ``host``: what engines without PyTorch share.
 - ``stateful_runner``, ``layout``, ``present``: what runners of all engines share.
 - ``isolation``, ``isolated``: an engine in processes of its own. ``site``: one engine over several devices.
 - ``offloaded_states``, ``state_file``: optimizer states on a disk.

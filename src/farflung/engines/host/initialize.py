@@ -5,7 +5,7 @@ Uniform numbers have the bits of the PyTorch engine. Some normal numbers differ 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -17,16 +17,28 @@ from farflung.engines.host.operators import host_dtype
 from farflung.engines.host.programs import call, check_memory, last_uses
 from farflung.engines.host.random_bits import Stream
 from farflung.errors import GraphError
-from farflung.graph.ir import State
+from farflung.graph.ir import Graph, State
 from farflung.graph.opset import check_initializer
 from farflung.graph.signatures import check_call, signature
 from farflung.ids import derive_seed
 from farflung.memory_budget import MemoryBudget
 
-__all__ = ["initial_value"]
+__all__ = ["initial_states", "initial_value"]
 
 #: Bytes that the results of a program may take at a time: a multiple of the state's, and in any case.
 _GROWTH, _SMALL = 8, 32 << 20
+
+
+def initial_states(graph: Graph, seed: int, names: Sequence[str]) -> dict[str, Array]:
+    """The first values of the states ``names`` of ``graph`` under ``seed``.
+
+    Raises:
+        GraphError: there is no such state; and as ``initial_value``.
+    """
+    for name in names:
+        if name not in graph.state:
+            raise GraphError(f"graph {graph.name!r} has no state {name!r}")
+    return {name: initial_value(graph.state[name], seed) for name in names}
 
 
 def initial_value(state: State, seed: int, budget: MemoryBudget | None = None) -> Array:

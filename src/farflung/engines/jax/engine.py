@@ -11,14 +11,15 @@ import numpy as np
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device
-from farflung.engines.host.initialize import initial_value
+from farflung.engines.host.initialize import initial_states
+from farflung.engines.in_process import InProcessEngine
 from farflung.engines.jax.devices import compute_devices, device_called
 from farflung.engines.jax.operators import OPERATORS
 from farflung.engines.jax.runner import JaxRunner
 from farflung.engines.jax.verify import verify_graph
 from farflung.engines.jax.warmup import small_models, warm_up_device
 from farflung.engines.warmup import measure_device, measure_share
-from farflung.errors import GraphError, InputError
+from farflung.errors import InputError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 
@@ -29,7 +30,7 @@ _PRECISIONS = ("bf16", "float32")
 _VERIFIED: WeakValueDictionary[int, Graph] = WeakValueDictionary()
 
 
-class JaxEngine:
+class JaxEngine(InProcessEngine):
     """Runs stages with JAX: each stage is compiled by XLA when it is opened."""
 
     def __init__(self) -> None:
@@ -43,23 +44,10 @@ class JaxEngine:
         """Return this machine's devices, the CPU last."""
         return compute_devices()
 
-    def attempt(self, device: str, memory: int, patience: float = 0.0) -> JaxEngine:
-        """Return this engine: it computes in this process."""
-        del device, memory, patience
-        return self
-
-    @property
-    def lost(self) -> bool:
-        """Never: there is no other process."""
-        return False
-
     @property
     def forks_after_use(self) -> bool:
         """Never: XLA starts threads with its first computation."""
         return False
-
-    def end(self) -> None:
-        """Nothing: there is no other process."""
 
     def version(self) -> str:
         """Return ``jax`` and its version."""
@@ -102,10 +90,7 @@ class JaxEngine:
         Raises:
             GraphError: the graph has no such state.
         """
-        for name in names:
-            if name not in graph.state:
-                raise GraphError(f"graph {graph.name!r} has no state {name!r}")
-        return {name: initial_value(graph.state[name], seed) for name in names}
+        return initial_states(graph, seed, names)
 
     def clip_scale(self, norms: Sequence[float], max_norm: float) -> Array:
         """As ``torch.nn.utils.clip_grad_norm_``: ``min(max_norm / (total + 1e-6), 1)`` in float32."""

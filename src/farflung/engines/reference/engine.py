@@ -9,8 +9,9 @@ import psutil
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device, core_count, cpu_model
-from farflung.engines.host.initialize import initial_value
+from farflung.engines.host.initialize import initial_states
 from farflung.engines.host.operators import HOST
+from farflung.engines.in_process import InProcessEngine
 from farflung.engines.reference.operators import OPERATORS
 from farflung.engines.reference.runner import ReferenceRunner
 from farflung.engines.warmup import WarmUpDevice, host_processors, measure_device, measure_share
@@ -25,7 +26,7 @@ __all__ = ["ReferenceEngine", "WideEngine"]
 _PRECISIONS = ("float32",)
 
 
-class ReferenceEngine:
+class ReferenceEngine(InProcessEngine):
     """Runs stages with NumPy on the CPU. ``wide``: floating numbers are float64 inside a stage, as declared outside."""
 
     def __init__(self, *, wide: bool = False) -> None:
@@ -35,23 +36,10 @@ class ReferenceEngine:
         """Return the CPU."""
         return (ComputeDevice(name="cpu", model=cpu_model(), memory=psutil.virtual_memory().total, cores=core_count()),)
 
-    def attempt(self, device: str, memory: int, patience: float = 0.0) -> ReferenceEngine:
-        """Return this engine: it computes in this process."""
-        del device, memory, patience
-        return self
-
-    @property
-    def lost(self) -> bool:
-        """Never: there is no other process."""
-        return False
-
     @property
     def forks_after_use(self) -> bool:
         """Yes: the engine has no threads of its own."""
         return True
-
-    def end(self) -> None:
-        """Nothing: there is no other process."""
 
     def version(self) -> str:
         """Return the name of the engine and NumPy's version."""
@@ -106,10 +94,7 @@ class ReferenceEngine:
         Raises:
             GraphError: a state is unknown or has no program.
         """
-        for name in names:
-            if name not in graph.state:
-                raise GraphError(f"graph {graph.name!r} has no state {name!r}")
-        return {name: initial_value(graph.state[name], seed) for name in names}
+        return initial_states(graph, seed, names)
 
     def clip_scale(self, norms: Sequence[float], max_norm: float) -> Array:
         """As ``torch.nn.utils.clip_grad_norm_``: ``min(max_norm / (total + 1e-6), 1)`` in float32."""

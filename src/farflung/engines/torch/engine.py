@@ -9,6 +9,7 @@ import torch
 
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device
+from farflung.engines.in_process import InProcessEngine
 from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.heap import HEAP
@@ -32,7 +33,7 @@ _UPDATES = ("master", "stochastic")
 _VERIFIED: WeakValueDictionary[int, Graph] = WeakValueDictionary()
 
 
-class TorchEngine:
+class TorchEngine(InProcessEngine):
     """Runs stages with PyTorch, eagerly, on a CPU or on an accelerator (CUDA, MPS, XPU)."""
 
     def __init__(self, probe: Probe | None = None) -> None:
@@ -43,23 +44,10 @@ class TorchEngine:
         """Return this machine's devices, the CPU last."""
         return compute_devices(self._probe)
 
-    def attempt(self, device: str, memory: int, patience: float = 0.0) -> TorchEngine:
-        """Return this engine: it computes in this process."""
-        del device, memory, patience
-        return self
-
-    @property
-    def lost(self) -> bool:
-        """Never: there is no other process."""
-        return False
-
     @property
     def forks_after_use(self) -> bool:
         """Whether forks may compute: with one thread, PyTorch starts no others."""
         return True
-
-    def end(self) -> None:
-        """Nothing: there is no other process."""
 
     def version(self) -> str:
         """Return ``torch`` and its version."""
