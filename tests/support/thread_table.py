@@ -11,7 +11,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 #: How long a thread may take to end after its owner has been closed without joining it.
-_SECONDS = 60.0
+_SECONDS = 5.0
 
 
 @dataclass(frozen=True)

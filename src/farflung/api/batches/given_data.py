@@ -192,7 +192,7 @@ def _is_function(data: Any) -> bool:
 
 
 def _check_call(argument: str, function: Any, *names: str) -> None:
-    """Whether ``function`` can be called with the positional arguments ``names``.
+    """See that ``function`` can be called with the positional arguments ``names``.
 
     Raises:
         InputError: it takes others.
