@@ -39,6 +39,14 @@ def _overhead(results: Results) -> list[Panel]:
     ]
 
 
+def _isolation(results: Results) -> list[Panel]:
+    rows = {
+        f"GPT-2, {one['model']}": {"without": one["without"], "with a process of its own": one["with"]}
+        for one in results("isolation")["models"]
+    }
+    return [Bars(title="Two stages on one machine", unit="seconds of a step", rows=rows)]
+
+
 def _sites(results: Results) -> list[Panel]:
     speeds = results("sites")["steps_per_second"]
     return [Bars(title="Two ranks of one machine", unit="steps/s", rows={name: {"": value} for name, value in speeds.items()})]
@@ -134,6 +142,7 @@ PICTURES: dict[str, Callable[[Results], list[Panel]]] = {
     "codecs": _codecs,
     "compression": _compression,
     "crawl": _crawl,
+    "isolation": _isolation,
     "loss-study-auto": _loss_study,
     "memory": _memory,
     "overhead": _overhead,
