@@ -256,4 +256,4 @@ def test_no_test_module_imports_another() -> None:
 )
 def test_the_check_of_test_imports_finds(source: str) -> None:
     assert len(imports_of_tests(source)) == 1
-    assert imports_of_tests("from tests.support.zoo import TINY") == []
+    assert imports_of_tests("from tests.support.models.zoo import TINY") == []

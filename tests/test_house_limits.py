@@ -21,8 +21,8 @@ MAX_ATTRIBUTES = 12
 LIMITED_CLASSES = ("messages", "step", "worker", "broker", "client")
 BROAD_EXCEPTS_PER_1000_LINES = 0.2
 MAX_PRIVATE_ACCESSES = 60
-#: Folders whose tests are about several modules together: ``end_to_end`` at the top, ``scenarios`` in a package.
-WHOLE = {"end_to_end", "scenarios"}
+#: Folders whose tests are about several modules together: ``scenarios`` in a package, the others at the top.
+WHOLE = {"documents", "end_to_end", "packaging", "scenarios"}
 
 
 def full_folders(files: Iterable[str]) -> dict[str, int]:
@@ -105,6 +105,7 @@ def without_source(tests: Iterable[str], sources: Iterable[str]) -> set[str]:
 
 def test_folders_have_few_files() -> None:
     assert full_folders(SOURCES) == {}
+    assert full_folders(TESTS) == {}
 
 
 def test_files_are_short() -> None:
@@ -181,5 +182,10 @@ def test_the_check_of_private_names_finds_those_of_others() -> None:
 def test_the_layout_check_follows_folders() -> None:
     sources = ["plan/model.py", "plan/report/summary.py", "plan/report/__init__.py", "benchmarks/papers/fusionllm.py"]
     fine = ["plan/test_model.py", "plan/report/test_summary.py", "plan/test_report.py", "benchmarks/papers/test_fusionllm.py"]
-    assert without_source([*fine, "test_house.py", "plan/scenarios/test_a.py", "end_to_end/test_b.py"], sources) == set()
+    assert (
+        without_source(
+            [*fine, "test_house.py", "plan/scenarios/test_a.py", "end_to_end/test_b.py", "documents/test_c.py"], sources
+        )
+        == set()
+    )
     assert without_source(["plan/test_summary.py"], sources) == {"plan/test_summary.py"}

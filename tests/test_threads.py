@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.thread_table import Row, rows, surviving
+from tests.support.documents.thread_table import Row, rows, surviving
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "farflung"
 #: The only module that may create a thread for others.

@@ -21,8 +21,8 @@ from farflung.security.ticket_book import TicketBook
 from farflung.transports.rpc import RpcClient
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, captured, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, captured, text_job
 
 
 def audit(home: Path) -> list[dict[str, str]]:

@@ -15,8 +15,8 @@ from farflung.errors import InputError, SecurityError
 from farflung.security import Caller
 from farflung.security.certificates import new_key
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, captured, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, captured, text_job
 
 
 def test_a_ticket_has_a_place_for_so_many_runs_in_the_queue(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

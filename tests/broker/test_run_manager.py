@@ -13,9 +13,9 @@ from farflung.broker.records.journal import Journal
 from farflung.broker.records.run_store import RunStore
 from farflung.errors import DataError, InputError
 from farflung.telemetry import RunResult, StepRecord
-from tests.support.loopback import Loopback, plainly, same, states_of, text_job
-from tests.support.quiet import until
-from tests.support.watched_runs import watched
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_job
+from tests.support.runs.watched_runs import watched
 
 
 def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

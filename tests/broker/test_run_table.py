@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from farflung.errors import InputError
-from tests.support.loopback import Loopback, text_job
-from tests.support.watched_runs import watched
+from tests.support.runs.loopback import Loopback, text_job
+from tests.support.runs.watched_runs import watched
 
 
 def test_an_unknown_run_is_answered_with_runs_and_the_names_of_their_jobs(home: Path) -> None:

@@ -15,7 +15,7 @@ from farflung.job import JobSpec
 from farflung.job.spec import ReportSpec
 from farflung.security import Caller
 from farflung.tracking import RunFollower
-from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 CLIENT = Caller(name="client", role="client", key="k")
 OWNER = Caller(name="me", role="owner", key="k")

@@ -28,9 +28,9 @@ from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
 from farflung.worker.run_hooks import WorkerHooks
-from tests.support.loopback import Finished, Loopback, text_job
-from tests.support.quiet import until
-from tests.support.session_calls import QuietCall, Said
+from tests.support.network.quiet import until
+from tests.support.network.session_calls import QuietCall, Said
+from tests.support.runs.loopback import Finished, Loopback, text_job
 
 PATIENCE = 60.0
 

@@ -12,7 +12,7 @@ from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.telemetry import StepRecord
 from farflung.telemetry.events import SpanKind
 from farflung.telemetry.trace import Span
-from tests.support.loopback import Loopback, text_job
+from tests.support.runs.loopback import Loopback, text_job
 
 
 def sends(seconds: Sequence[float], *, apart: float = 1.0, nbytes: int = 4000) -> list[Span]:

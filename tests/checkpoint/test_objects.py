@@ -16,7 +16,7 @@ from farflung.checkpoint import CheckpointReader, CheckpointStore, Manifest, Obj
 from farflung.errors import CheckpointError, InputError
 from farflung.job import make_job, to_json
 from farflung.job.spec import CheckpointSpec
-from tests.support.s3_server import s3_server
+from tests.support.servers.s3_server import s3_server
 
 pytest.importorskip("obstore")
 JOB = make_job({"steps": 10})

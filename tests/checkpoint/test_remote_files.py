@@ -15,7 +15,7 @@ from farflung.checkpoint import Weights
 from farflung.data.base import Place
 from farflung.errors import CheckpointError, DataError
 from farflung.worker.first_states import weights_path
-from tests.support.model_folders import save_model
+from tests.support.models.model_folders import save_model
 
 pytest.importorskip("obstore")
 

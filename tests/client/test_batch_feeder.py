@@ -32,9 +32,9 @@ from farflung.plan.model import LinkPlan, Plan, Stage
 from farflung.telemetry.records import RunResult
 from farflung.worker import training_run
 from farflung.worker.data_feed import CallerFeed
-from tests.support.loopback import Loopback
-from tests.support.small_runs import ROWS, small_job
-from tests.support.watched_runs import watched
+from tests.support.runs.loopback import Loopback
+from tests.support.runs.watched_runs import watched
+from tests.support.steps.small_runs import ROWS, small_job
 
 
 def looping_graph() -> Graph:

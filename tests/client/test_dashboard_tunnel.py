@@ -18,8 +18,8 @@ from farflung.errors import InputError, SecurityError
 from farflung.messages.calls import DashboardBytes
 from farflung.messages.wire_form import encode
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback
-from tests.support.quiet import PATIENCE, until
+from tests.support.network.quiet import PATIENCE, until
+from tests.support.runs.loopback import Loopback
 
 
 @pytest.fixture

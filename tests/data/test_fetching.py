@@ -11,8 +11,8 @@ from farflung.data import fetching
 from farflung.data.fetching import Fetch
 from farflung.data.timed_reads import TimedReads
 from farflung.errors import Stopped
-from tests.support.futures import PATIENCE, later
-from tests.support.quiet import until
+from tests.support.network.futures import PATIENCE, later
+from tests.support.network.quiet import until
 
 
 @pytest.fixture

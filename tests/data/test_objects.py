@@ -15,8 +15,8 @@ from farflung.data.fetching import Fetch
 from farflung.data.objects import _Store
 from farflung.errors import DataError, Stopped
 from farflung.job.spec import DataSpec
-from tests.support.s3_server import s3_server
-from tests.support.tables import NEEDS_DATASETS, write_rows
+from tests.support.models.tables import NEEDS_DATASETS, write_rows
+from tests.support.servers.s3_server import s3_server
 
 obstore = pytest.importorskip("obstore")
 from obstore.store import from_url  # noqa: E402

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farflung.emulation.fabric import Fabric, FabricConfig, Hop
 from farflung.emulation.packets import segments_of
-from tests.support.ipv4 import Made, checksums_hold, finished, packet, plain
+from tests.support.network.ipv4 import Made, checksums_hold, finished, packet, plain
 
 PAIR = [[0, 1]]
 

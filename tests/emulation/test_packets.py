@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.emulation.packets import VNET, cut, damage, flow_of, segments_of
-from tests.support.ipv4 import Made, checksums_hold, finished, packet
+from tests.support.network.ipv4 import Made, checksums_hold, finished, packet
 
 
 @given(

@@ -22,7 +22,7 @@ from farflung.emulation import Emulation, Node
 from farflung.emulation.kernel import processes_in
 from farflung.emulation.records import RECORDS, listed, process_start
 from farflung.errors import EmulationError
-from tests.support.job_files import LIBRARY, job_text
+from tests.support.commands.job_files import LIBRARY, job_text
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

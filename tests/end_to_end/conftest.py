@@ -1,3 +1,3 @@
 """The fixtures of tests that run workers."""
 
-from tests.support.cluster_fixtures import *  # noqa: F403 - fixtures apply to the folder whose conftest has them
+from tests.support.runs.cluster_fixtures import *  # noqa: F403 - fixtures apply to the folder whose conftest has them

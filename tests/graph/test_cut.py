@@ -15,7 +15,7 @@ from farflung.errors import GraphError, InputError
 from farflung.graph.cut import Cutter, cut, runs, sources
 from farflung.graph.ir import Graph, OpKind, StateKind, ValueRef
 from farflung.graph.modules import cut_widths
-from tests.support.random_graphs import Pen, bounds, data_of, execute, graphs, run_stages, spec, states_of
+from tests.support.plans.random_graphs import Pen, bounds, data_of, execute, graphs, run_stages, spec, states_of
 
 F = "float32"
 

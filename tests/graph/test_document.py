@@ -27,7 +27,7 @@ from farflung.graph.ir import (
     ValueRef,
 )
 from farflung.graph.validate import Limits, validate
-from tests.support.random_graphs import Pen, graphs, spec
+from tests.support.plans.random_graphs import Pen, graphs, spec
 
 F = "float32"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from farflung.graph.ir import Graph, OpKind, StateKind, StateRef, ValueRef
 from farflung.graph.modules import cut_widths, module_runs
-from tests.support.random_graphs import Pen, graphs, spec
+from tests.support.plans.random_graphs import Pen, graphs, spec
 
 F = "float32"
 PARAMETRIC = OpKind.PARAMETRIC

@@ -7,7 +7,7 @@ import pytest
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.parameter_blocks import gathered_bytes, holders, parameter_blocks, parameters_of
-from tests.support.engine_drive import captured
+from tests.support.engines.engine_drive import captured
 
 
 def stage_of(name: str) -> SubGraph:

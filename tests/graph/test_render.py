@@ -13,7 +13,7 @@ from farflung.errors import GraphError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.ir import Graph
 from farflung.graph.render import STAGE_COLOURS, draw, to_dot, to_svg, to_text
-from tests.support.random_graphs import bounds, graphs
+from tests.support.plans.random_graphs import bounds, graphs
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -19,7 +19,7 @@ from farflung.extras import wants_traces
 from farflung.integrations.open_telemetry import TraceExporter, open_exporter
 from farflung.messages.watching import Note, RecordLine
 from farflung.telemetry import RecoveryRecord, Span, SpanKind
-from tests.support.recorded_runs import step_record
+from tests.support.records.recorded_runs import step_record
 
 
 class Collector:

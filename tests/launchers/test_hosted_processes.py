@@ -14,7 +14,7 @@ import pytest
 from farflung.errors import FarflungError, SecurityError
 from farflung.launchers.host_requests import HostedProcess, ProcessStart, StopProcesses
 from farflung.launchers.hosted_processes import HostedProcesses
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 BROKER = ProcessStart(
     name="broker",

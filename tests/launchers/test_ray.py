@@ -11,7 +11,7 @@ from benchmarks.harness.machines.ray_cluster import ray_cluster, ray_python
 from farflung.errors import InputError
 from farflung.launchers.cluster_file import make_cluster
 from farflung.launchers.ray import RayProvider
-from tests.support.launched_clusters import JOB, Person, secrets_in, shown_tickets
+from tests.support.commands.launched_clusters import JOB, Person, secrets_in, shown_tickets
 
 FILE = """
 provider = "ray"

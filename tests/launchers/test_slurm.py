@@ -17,8 +17,8 @@ from farflung.launchers.cluster_file import make_cluster
 from farflung.launchers.cluster_spec import ClusterSpec
 from farflung.launchers.programs import run_one
 from farflung.launchers.slurm import SlurmProvider
-from tests.support.launched_clusters import JOB, Person, secrets_in
-from tests.support.quiet import until
+from tests.support.commands.launched_clusters import JOB, Person, secrets_in
+from tests.support.network.quiet import until
 
 needs_slurm = pytest.mark.skipif(
     not has_slurm(), reason="needs root and Slurm (apt-get install slurmctld slurmd slurm-client munge)"

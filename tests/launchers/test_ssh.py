@@ -15,8 +15,8 @@ from farflung.launchers.base import Process, ProcessState
 from farflung.launchers.cluster_file import load_cluster, make_cluster
 from farflung.launchers.programs import run_one
 from farflung.launchers.ssh import SshHost, SshProvider
-from tests.support.launched_clusters import JOB, Person, secrets_in, shown_tickets
-from tests.support.quiet import until
+from tests.support.commands.launched_clusters import JOB, Person, secrets_in, shown_tickets
+from tests.support.network.quiet import until
 
 needs_sshd = pytest.mark.skipif(not has_sshd(), reason="needs sshd and ssh (openssh-server)")
 TICKET = "farflung1-notaticket"

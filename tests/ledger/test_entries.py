@@ -21,8 +21,8 @@ from farflung.ledger.words import HEAD, money, run_line, total_rows
 from farflung.plan import Plan, Replica, estimate
 from farflung.simulator import DevicePrice, PriceTable, TrafficPrice
 from farflung.telemetry import RunFolder, StepRecord
-from tests.support.small_runs import small_graph, small_job, small_plan
-from tests.support.written_runs import WrittenAttempt, write_run
+from tests.support.records.written_runs import WrittenAttempt, write_run
+from tests.support.steps.small_runs import small_graph, small_job, small_plan
 
 NAMES = ("a", "b", "c", "d")
 ALL = Topology.preset("local4-two-regions").rename(dict(zip(Topology.preset("local4-two-regions").names, NAMES, strict=True)))

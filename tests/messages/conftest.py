@@ -12,7 +12,7 @@ import pytest
 
 from farflung.messages.schema import Channel
 from farflung.wire.frames import Frame
-from tests.support.cluster_fixtures import *  # noqa: F403 - fixtures apply to the folder whose conftest has them
+from tests.support.runs.cluster_fixtures import *  # noqa: F403 - fixtures apply to the folder whose conftest has them
 
 
 @dataclass(frozen=True)

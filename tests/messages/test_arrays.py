@@ -17,7 +17,7 @@ from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader, ArrayItem
 from farflung.messages.arrays import PackedArray, all_arrays, decode_array, decode_exact, encode_array, pack_arrays, packed_arrays
 from farflung.messages.data import LayerExchange
-from tests.support.sent_messages import sent
+from tests.support.network.sent_messages import sent
 
 HEAD = partial(LayerExchange, run="r", stage=3, tag="t")
 ITEM = ArrayItem(array=ArrayHeader(dtype="float32", shape=(1,), strides=None), sections=2)

@@ -21,7 +21,7 @@ from farflung.messages.schema import Channel
 from farflung.messages.submission import Bundle, squeeze, unsqueeze
 from farflung.messages.wire_form import decode_as, encode
 from farflung.wire.frames import Frame, decode_frame, encode_frame
-from tests.support.small_runs import small_bundle, small_graph
+from tests.support.steps.small_runs import small_bundle, small_graph
 
 _HEAD = {"bundle": 1, "run": "r", "emulate": False, "notes": {}}
 

@@ -18,8 +18,8 @@ from farflung.worker import device_measurement, membership
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from tests.support.loopback import Loopback, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_job
 
 MAJOR, MINOR, PATCH = (int(part) for part in __version__.split("."))
 

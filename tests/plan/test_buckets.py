@@ -7,7 +7,7 @@ from farflung.graph.cut import cut
 from farflung.job.spec import GroupSpec, OptimizerSpec
 from farflung.plan import Replica
 from farflung.plan.buckets import BUCKET_BYTES, buckets_of, parts_of, served_bytes, trained_uses
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 WIDTHS = st.lists(st.sampled_from([16, 64, 512, 1100, 1500]), min_size=2, max_size=7)
 

@@ -9,7 +9,7 @@ import pytest
 from farflung.errors import PlanError
 from farflung.job.spec import JobSpec, OptimizerSpec, PlanSpec
 from farflung.plan.check import _remedy, check_plan
-from tests.support.hand_plans import JOB, chain, plan_of, topology
+from tests.support.plans.hand_plans import JOB, chain, plan_of, topology
 
 ALL = (
     'add a device or memory, make micro-batches smaller, allow recomputation (plan.recompute = "auto"), or take an optimizer '

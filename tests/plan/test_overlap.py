@@ -16,7 +16,7 @@ from farflung.planners import get_planner
 from farflung.planners.auto import Auto, AutoSettings
 from farflung.sync import timeline
 from farflung.units import Bytes, FlopsPerSecond, Seconds
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 GRAPH = chain((256,) * 7, rows=4)
 LATENCY = 1e-9

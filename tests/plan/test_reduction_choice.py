@@ -20,8 +20,8 @@ from farflung.plan.traffic import gradient_bytes
 from farflung.planners import get_planner
 from farflung.sync import get_strategy
 from farflung.sync.reductions import Reduction
-from tests.support.hand_plans import chain, topology
-from tests.support.hand_replicas import GRAPH, alone
+from tests.support.plans.hand_plans import chain, topology
+from tests.support.plans.hand_replicas import GRAPH, alone
 
 JOB = make_job({"micro_batch_sizes": [4] * 4, "plan": {"replicas": 3, "planner": "equal_compute"}, "sync": {"order": "any"}})
 EXACT = JOB.model_copy(update={"sync": JOB.sync.model_copy(update={"order": "job"})})

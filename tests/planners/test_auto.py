@@ -14,7 +14,7 @@ from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import Plan, check_plan, estimate
 from farflung.planners import Judged, get_planner, planner_names
 from farflung.planners.auto import Auto, AutoSettings
-from tests.support.chains import chain, network
+from tests.support.plans.chains import chain, network
 
 GRAPH = chain((32, 64, 16, 128, 32, 64, 16))
 JOB = JobSpec(micro_batch_sizes=(8, 8, 8, 4))

@@ -24,7 +24,7 @@ from farflung.planners.fitting import _sizes, fitting_orders
 from farflung.planners.pieces import Pieces, in_pieces, piece_bytes
 from farflung.simulator import simulate
 from farflung.units import Bytes, FlopsPerSecond
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 GRAPH = chain((48, 96, 32, 128, 64))
 #: Whose activations take more than its parameters.

@@ -11,7 +11,7 @@ from farflung.cluster import Topology
 from farflung.errors import InputError, PlanError
 from farflung.planners import assign_grid
 from farflung.planners.grid.genetic import fastest_link
-from tests.support.grid_cases import lognormal, plain_cost, regions
+from tests.support.plans.grid_cases import lognormal, plain_cost, regions
 
 METHODS = ("search", "dtfm", "kernighan_lin", "random")
 #: What the authors' scheduler uses: 1.3 * 4 * 3 / 24 GB, and 2024 * 2048 * 2 * 61.035 bytes in GiB.

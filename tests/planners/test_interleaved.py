@@ -11,7 +11,7 @@ from farflung.job.check import check_job
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.plan import check_plan, estimate
 from farflung.planners import get_planner
-from tests.support.chains import chain, network
+from tests.support.plans.chains import chain, network
 
 
 def near(devices):

@@ -15,7 +15,7 @@ from farflung.job.spec import JobSpec, OptimizerSpec, PlanSpec
 from farflung.plan import estimate
 from farflung.planners import get_planner
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 ROWS, WIDTH, STAGES = 64, 64, 4
 FLOPS = 2 * ROWS * WIDTH * WIDTH * 3  # of a stage's forward and backward

@@ -1,3 +1,3 @@
 """Fixtures of tests that run workers."""
 
-from tests.support.cluster_fixtures import *  # noqa: F403 - fixtures
+from tests.support.runs.cluster_fixtures import *  # noqa: F403 - fixtures

@@ -21,8 +21,8 @@ from farflung.serving.generation import Generation, Piece
 from farflung.serving.scheduler import Draws, Settings, TokenSequence
 from farflung.serving.service import Service
 from farflung.wire.frames import Frame
-from tests.support.quiet import until
-from tests.support.small_runs import small_plan
+from tests.support.network.quiet import until
+from tests.support.steps.small_runs import small_plan
 
 WORKERS = ("a", "b")
 

@@ -17,7 +17,7 @@ from farflung.planners import get_planner
 from farflung.simulator import CodecSpeed, DevicePrice, Jitter, PriceTable, SimulationSettings, TrafficPrice, simulate
 from farflung.telemetry import SpanKind, time_shares
 from farflung.units import Bytes, BytesPerSecond, FlopsPerSecond
-from tests.support.chains import chain, network
+from tests.support.plans.chains import chain, network
 
 #: Nothing but what the timed dry-run knows: computing, links, latency.
 BARE = SimulationSettings(

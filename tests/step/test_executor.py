@@ -11,7 +11,17 @@ import torch
 from farflung.graph.cut import cut
 from farflung.job import JobSpec
 from farflung.job.spec import EvaluateSpec
-from tests.support.executor_threads import Case, differing, hand_plan, job_of, other, plainly, random_batches, run_threads, tangle
+from tests.support.steps.executor_threads import (
+    Case,
+    differing,
+    hand_plan,
+    job_of,
+    other,
+    plainly,
+    random_batches,
+    run_threads,
+    tangle,
+)
 
 #: Stages of one device need not be neighbours, and a device may come back.
 PLACEMENTS = [("a",), ("a", "b"), ("a", "a", "b"), ("a", "b", "a"), ("a", "b", "c", "a", "b")]

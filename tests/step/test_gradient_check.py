@@ -17,7 +17,7 @@ from farflung.step.inbox import Inbox
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.loss_scale import LossScale
 from farflung.step.transfer.spoilt_values import SpoiltValues
-from tests.support.small_runs import small_setup
+from tests.support.steps.small_runs import small_setup
 
 CLIPPED = {"name": "sgd", "lr": 0.1, "clip_norm": 2.0}
 FINE = Verdict(run="run-small", step=4, finite=True, bad=(), losses=(), stop=False, save=False, copy_states=False)

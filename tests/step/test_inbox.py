@@ -8,7 +8,7 @@ import pytest
 
 from farflung.errors import TrainingError, WireError
 from farflung.step.inbox import Inbox
-from tests.support.futures import PATIENCE, later
+from tests.support.network.futures import PATIENCE, later
 
 
 def test_take_waits_for_its_own_key() -> None:

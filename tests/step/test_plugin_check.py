@@ -10,7 +10,7 @@ from farflung.broker.attempts import planner
 from farflung.errors import FarflungError
 from farflung.registry import Registry
 from farflung.step import plugin_check as brought
-from tests.support.loopback import Loopback, text_job
+from tests.support.runs.loopback import Loopback, text_job
 
 
 def refusal(home: Path) -> str:

@@ -13,7 +13,7 @@ from farflung.messages.hybrid import ServerServed
 from farflung.messages.schema import Message, kind_of
 from farflung.step.executor import Executor
 from farflung.transports.memory import MemoryHub
-from tests.support.small_runs import small_setup
+from tests.support.steps.small_runs import small_setup
 
 RUN = "run-small"
 VERDICT = Verdict(run=RUN, step=3, finite=True, bad=(), losses=(0.5,), stop=False, save=False, copy_states=False)

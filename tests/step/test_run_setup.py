@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.small_runs import ROWS, small_setup
+from tests.support.steps.small_runs import ROWS, small_setup
 
 
 def evaluated(steps: int, **changes: Any) -> list[int]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from farflung.telemetry import injecting
-from tests.support.executor_threads import EVERY_STEP, Case, differing, newest, other, run_threads
-from tests.support.strategy_cases import case_of, straight
-from tests.support.strategy_specification import as_specified
+from tests.support.steps.executor_threads import EVERY_STEP, Case, differing, newest, other, run_threads
+from tests.support.steps.strategy_cases import case_of, straight
+from tests.support.steps.strategy_specification import as_specified
 
 NAMES = ["fedbuff", "fedfix", "fedcompass"]
 

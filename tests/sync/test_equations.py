@@ -12,7 +12,7 @@ from farflung.sync import partial_sync_schedule
 from farflung.sync.layer_sets.contiguous import without_empty
 from farflung.sync.layer_sets.dreamddp import assigned
 from farflung.sync.layer_sets.layers import Layers
-from tests.support.layer_time_instances import period, random_times
+from tests.support.plans.layer_time_instances import period, random_times
 
 BP, COMM = [1.0, 2.0, 3.0], [4.0, 1.0, 2.0]
 

@@ -11,9 +11,9 @@ from farflung.errors import InputError
 from farflung.sync import get_strategy
 from farflung.sync.commands import Aggregate
 from farflung.sync.robust_rules import flag, geometric_median, merged
-from tests.support.executor_threads import other, run_threads
-from tests.support.small_nets import world
-from tests.support.strategy_cases import case_of, close, straight
+from tests.support.models.small_nets import world
+from tests.support.steps.executor_threads import other, run_threads
+from tests.support.steps.strategy_cases import case_of, close, straight
 
 
 def rows(members: int, seed: int = 0) -> tuple[Any, Any]:

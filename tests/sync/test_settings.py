@@ -15,7 +15,7 @@ from farflung.sync import SyncRound, World, check_clipping, get_strategy, renorm
 from farflung.sync.robust_rules import RULES, merged
 from farflung.testing.replicas import Task
 from farflung.units import Seconds
-from tests.support.small_nets import flat, gradient, group, start, task, world
+from tests.support.models.small_nets import flat, gradient, group, start, task, world
 
 REMEDY = ", and this codec leaves out or blurs most of them; set 'identity', 'fp16', 'bf16', 'int8' or 'int4'"
 

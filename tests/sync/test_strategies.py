@@ -16,7 +16,7 @@ from farflung.sync.commands import Aggregate, Exchange, Mean, Probe, Replay, Upd
 from farflung.sync.strategies.gossip import pairs_of
 from farflung.testing.replicas import Task
 from farflung.units import Bytes, Seconds
-from tests.support.small_nets import flat, gradient, group, start, task, world
+from tests.support.models.small_nets import flat, gradient, group, start, task, world
 
 MOMENTUM = task(momentum=0.9, nesterov=True)
 ADAMW = task(lr=0.01, name="adamw")

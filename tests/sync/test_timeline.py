@@ -16,7 +16,7 @@ from farflung.sync import (
 )
 from farflung.sync.timeline import explain, mean_step_seconds, timeline
 from farflung.units import Bytes, Seconds
-from tests.support.layer_time_instances import random_times
+from tests.support.plans.layer_time_instances import random_times
 
 
 def world(bp: list[float], comm: list[float]) -> World:

@@ -13,7 +13,7 @@ from farflung.job.spec import ReportSpec
 from farflung.telemetry.folder import RunFolder
 from farflung.tracking.cursor import Cursor, TrackerBusy, claimed
 from farflung.tracking.follower import RunFollower
-from tests.support.recorded_runs import (
+from tests.support.records.recorded_runs import (
     STEPS,
     RecordingTracker,
     add_recovery,

@@ -11,7 +11,7 @@ import pytest
 
 from farflung.tracking.cursor import Cursor
 from farflung.tracking.processes import TrackerProcesses, tracker_command
-from tests.support.recorded_runs import add_steps, begin_run, end_run, recorded_run
+from tests.support.records.recorded_runs import add_steps, begin_run, end_run, recorded_run
 
 WAIT = 100.0
 

@@ -17,8 +17,8 @@ from farflung.transports import connection_gate
 from farflung.transports.connection_gate import ConnectionGate, GateLimits, PassOn, crowded_out, group_of
 from farflung.transports.punching.observation import MAGIC, REQUEST
 from farflung.transports.tcp.sockets import open_server
-from tests.support.quiet import until
-from tests.support.silent_callers import client_hello, silent_callers
+from tests.support.network.quiet import until
+from tests.support.network.silent_callers import client_hello, silent_callers
 
 PATIENCE = 60.0
 LASTING = GateLimits(waiting=32, of_address=16, seconds=3600.0)

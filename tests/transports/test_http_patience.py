@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farflung.transports.http_patience import patient_protocol
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 uvicorn = pytest.importorskip("uvicorn")
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

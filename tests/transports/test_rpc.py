@@ -15,7 +15,7 @@ from farflung.transports.rpc.calls import Call
 from farflung.transports.rpc.failures import explain
 from farflung.transports.rpc.server import RpcServer
 from farflung.wire.frames import Frame, FrameLimits
-from tests.support.quiet import nobody
+from tests.support.network.quiet import nobody
 
 Member = Callable[..., Credentials]
 PATIENCE = 30.0

@@ -12,7 +12,7 @@ from farflung.transports.meter import frame_bytes
 from farflung.transports.shaping import LinkShape, ShapedEndpoint, Uplink
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame
-from tests.support.quiet import settled
+from tests.support.network.quiet import settled
 
 PATIENCE = 30.0
 

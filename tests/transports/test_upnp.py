@@ -11,7 +11,7 @@ import pytest
 from farflung.errors import ConnectionLost
 from farflung.transports import upnp
 from farflung.transports.upnp import Router, default_gateway, find_router
-from tests.support.upnp_router import DESCRIPTION, FakeRouter, serving
+from tests.support.network.upnp_router import DESCRIPTION, FakeRouter, serving
 
 
 def find(router: FakeRouter) -> Router:

@@ -21,9 +21,9 @@ from farflung.step.stages.state_copies import most_state_bytes, most_state_tenso
 from farflung.step.stages.state_hashes import state_hashes
 from farflung.worker.first_states import StateFetch
 from farflung.worker.retained_states import Continuation, RetainedStates
-from tests.support.futures import PATIENCE, later
-from tests.support.quiet import until
-from tests.support.small_runs import small_setup
+from tests.support.network.futures import PATIENCE, later
+from tests.support.network.quiet import until
+from tests.support.steps.small_runs import small_setup
 
 SETUP = small_setup("a")
 NAMES = SETUP.subgraphs[0].states

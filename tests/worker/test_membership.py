@@ -13,8 +13,8 @@ from farflung.messages.versions import PROTOCOL_VERSION
 from farflung.security import Credentials, make_request, new_key
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback
-from tests.support.quiet import nobody
+from tests.support.network.quiet import nobody
+from tests.support.runs.loopback import Loopback
 
 
 def test_a_kept_certificate_is_as_good_as_a_ticket(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from farflung.worker.membership import Membership, join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import OwnerLimitsFile
 from farflung.worker.reconnect import Service
-from tests.support.loopback import Loopback
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback
 
 
 @dataclass

@@ -8,8 +8,8 @@ import pytest
 
 from farflung.engines.torch.engine import TorchEngine
 from farflung.step.executor import Executor
-from tests.support.loopback import Loopback, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_job
 
 
 def test_a_part_that_cannot_be_closed_ends_its_engine_and_frees_the_worker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from farflung.errors import FarflungError, InputError
 from farflung.job import load_job
 from farflung.messages.watching import Result
 from farflung.telemetry.records import EvaluationRecord, RunResult, StepRecord
-from tests.support.loopback import Loopback, plainly, same, text_job
-from tests.support.worker_deaths import vanish
+from tests.support.runs.loopback import Loopback, plainly, same, text_job
+from tests.support.runs.worker_deaths import vanish
 
 JOB = """
 steps = 3

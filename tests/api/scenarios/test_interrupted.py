@@ -20,9 +20,9 @@ from farflung.client.in_process import LocalRun
 from farflung.security import Ticket
 from farflung.telemetry.records import StepRecord
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback
-from tests.support.small_training import same, trained
-from tests.support.worker_deaths import vanish
+from tests.support.runs.loopback import Loopback
+from tests.support.runs.small_training import same, trained
+from tests.support.runs.worker_deaths import vanish
 
 
 class Model(torch.nn.Sequential):

@@ -10,9 +10,9 @@ import pytest
 
 from farflung import CheckpointSpec
 from farflung.telemetry.records import StepRecord
-from tests.support.loopback import Loopback
-from tests.support.small_training import same, trained
-from tests.support.worker_deaths import vanish
+from tests.support.runs.loopback import Loopback
+from tests.support.runs.small_training import same, trained
+from tests.support.runs.worker_deaths import vanish
 
 
 class _Log(logging.Handler):

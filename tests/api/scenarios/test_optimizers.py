@@ -15,7 +15,7 @@ from farflung.api.optimizers import with_named_optimizer
 from farflung.errors import CaptureError, InputError
 from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec, SyncSpec
 from farflung.optim import packed_states, state_bytes, unpacked_states
-from tests.support.optimizers import OPTIMIZERS, Net, batch, plain_loop, table
+from tests.support.engines.optimizers import OPTIMIZERS, Net, batch, plain_loop, table
 
 STEPS = 20
 

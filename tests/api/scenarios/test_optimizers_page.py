@@ -9,7 +9,7 @@ from typing import Any
 
 from farflung import TrainResult
 from farflung.job import make_job
-from tests.support.optimizers import Net, batch
+from tests.support.engines.optimizers import Net, batch
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/optimizers.md").read_text(encoding="utf-8")
 

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 import farflung
 from farflung.errors import CaptureError, InputError
 from farflung.job.spec import CurveSpec, OptimizerSpec, ScheduleSpec
-from tests.support.optimizers import Net, batch, plain_loop
+from tests.support.engines.optimizers import Net, batch, plain_loop
 
 STEPS = 12
 

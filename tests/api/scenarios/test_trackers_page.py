@@ -12,7 +12,7 @@ import pytest
 
 from farflung import train
 from farflung.job import make_job
-from tests.support.small_training import batch, net
+from tests.support.runs.small_training import batch, net
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/trackers.md").read_text(encoding="utf-8")
 

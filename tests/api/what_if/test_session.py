@@ -17,8 +17,8 @@ from farflung.api.what_if.session import View, WhatIfSession
 from farflung.api.what_if.sources import job_of_text, preset_job
 from farflung.cluster import Topology
 from farflung.errors import PlanError
-from tests.support.planned_jobs import JOB as TINY
-from tests.support.planned_jobs import run
+from tests.support.commands.planned_jobs import JOB as TINY
+from tests.support.commands.planned_jobs import run
 
 BASE = Topology.preset("local4-two-regions")
 TEXT = TINY.replace("layers = 2, width = 8", "layers = 4, width = 64") + '[plan]\nplanner = "equal_number"\n'

@@ -10,7 +10,7 @@ from farflung.api.submission import bundle_job
 from farflung.api.what_if.sources import MODEL_PRESETS, job_of_text, preset_job, topology_of_text
 from farflung.cluster import Topology
 from farflung.errors import InputError
-from tests.support.planned_jobs import JOB
+from tests.support.commands.planned_jobs import JOB
 
 DEVICE = '[[device]]\nname = "a"\nmemory = "1 GB"\nspeed = "1 GFLOP/s"\n'
 

@@ -13,7 +13,7 @@ from farflung.errors import PlanError
 from farflung.job.spec import JobSpec
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 JOB = JobSpec(micro_batch_sizes=(32, 32))
 GRAPH = chain([64] * 24)

@@ -25,7 +25,7 @@ from benchmarks.training.exactness import differences
 from benchmarks.training.loss import codec_of, time_to
 from benchmarks.training.loss_plot import draw
 from farflung.errors import InputError, PlanError
-from tests.support.documented_commands import PAGES
+from tests.support.documents.documented_commands import PAGES
 
 
 def run(name: str, *pairs: str) -> Any:

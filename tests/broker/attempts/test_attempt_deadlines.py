@@ -29,9 +29,9 @@ from farflung.worker import control_session
 from farflung.worker.broker_storage import BrokerStorage
 from farflung.worker.data_feed import FileFeed
 from farflung.worker.training_run import TrainingRun
-from tests.support.loopback import Loopback, text_job
-from tests.support.quiet import until
-from tests.support.watched_runs import watched
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_job
+from tests.support.runs.watched_runs import watched
 
 #: Long enough for what an honest worker does on a busy machine, and soon over.
 SHORT = DeadlineSettings(prepare=60.0, step=60.0, drop=60.0, exchange=60.0, times=2.0)

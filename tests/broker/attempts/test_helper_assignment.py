@@ -16,7 +16,7 @@ from farflung.plan import estimate
 from farflung.planners import get_planner
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
-from tests.support.chains import chain, network
+from tests.support.plans.chains import chain, network
 
 
 def ask(operators: frozenset[str] | None) -> None:

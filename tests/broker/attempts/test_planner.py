@@ -21,9 +21,9 @@ from farflung.engines.torch.engine import TorchEngine
 from farflung.protocol.members import Member
 from farflung.telemetry import StepRecord
 from farflung.thread_group import ThreadGroup
-from tests.support.loopback import Loopback, text_job
-from tests.support.quiet import until
-from tests.support.worker_deaths import vanish
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_job
+from tests.support.runs.worker_deaths import vanish
 
 
 def fail(*_: Any) -> Any:

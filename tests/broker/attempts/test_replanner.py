@@ -33,7 +33,7 @@ from farflung.protocol.events import (
 )
 from farflung.protocol.replan_timer import REST
 from farflung.protocol.straggler_detector import Slowdown
-from tests.support.loopback import captured, text_job
+from tests.support.runs.loopback import captured, text_job
 
 #: So slow that steps take seconds.
 SPEED = 4e6

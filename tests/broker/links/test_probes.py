@@ -24,7 +24,7 @@ from farflung.messages.wire_form import encode
 from farflung.units import Bytes, FlopsPerSecond
 from farflung.wire.frames import Frame
 from farflung.worker.links import link_probe
-from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 
 def _devices(*names: str) -> list[Device]:

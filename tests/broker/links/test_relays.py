@@ -27,8 +27,8 @@ from farflung.units import BytesPerSecond, Seconds
 from farflung.web.reports.run import load_run
 from farflung.web.reports.tables import links, relays
 from farflung.worker.links import link_probe
-from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_folder, text_job
 
 PATIENCE = 60.0
 

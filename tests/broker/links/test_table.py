@@ -9,7 +9,7 @@ import pytest
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.cluster import Device, Topology
 from farflung.units import Bytes, FlopsPerSecond
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 
 def _devices(*names: str) -> list[Device]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.broker.planning.attempt_start import Start
 from farflung.protocol.retained_states import RetainedState
-from tests.support.small_runs import small_graph, small_plan, small_setup
+from tests.support.steps.small_runs import small_graph, small_plan, small_setup
 
 GRAPH, PLAN = small_graph(), small_plan()
 OWN = {device: frozenset(small_setup(device).subgraphs[stage].states) for stage, device in enumerate("ab")}

@@ -16,7 +16,7 @@ from farflung.messages.commands import Measure
 from farflung.protocol.events import HostMeasured, MemberMeasured, Offer
 from farflung.protocol.members import Member
 from farflung.transports.addresses import host_id
-from tests.support.loopback import Loopback, text_job
+from tests.support.runs.loopback import Loopback, text_job
 
 PATIENCE = 30.0
 

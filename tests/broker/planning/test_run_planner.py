@@ -19,8 +19,8 @@ from farflung.planners.auto import Auto, AutoSettings
 from farflung.protocol.events import Offer
 from farflung.protocol.members import Member
 from farflung.units import FlopsPerSecond
-from tests.support.chains import chain
-from tests.support.small_runs import small_bundle, small_graph
+from tests.support.plans.chains import chain
+from tests.support.steps.small_runs import small_bundle, small_graph
 
 
 def members_of(*names):

@@ -19,8 +19,8 @@ from farflung.messages.calls import ShardUpload
 from farflung.telemetry import RunFolder, StepRecord, injecting
 from farflung.worker.run_hooks import CheckpointUpload
 from farflung.worker.run_part import RunRequests
-from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Finished, Loopback, same, text_folder, text_job
 
 STEPS = 8
 

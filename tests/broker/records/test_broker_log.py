@@ -16,8 +16,8 @@ from farflung.security import kept_key
 from farflung.telemetry.log_file import LogWriter
 from farflung.telemetry.records import StepRecord
 from farflung.worker.membership import join
-from tests.support.loopback import Finished, Loopback, cut_off, text_folder, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Finished, Loopback, cut_off, text_folder, text_job
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from farflung.broker.records.checkpoint_room import checkpoint_room, roomy
 from farflung.broker.records.run_folders import StorageSettings
 from farflung.errors import InputError
 from farflung.units import Bytes
-from tests.support.loopback import Loopback, captured, text_job
+from tests.support.runs.loopback import Loopback, captured, text_job
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from farflung.broker.records.run_folders import StorageSettings
 from farflung.checkpoint import CheckpointReader, CheckpointStore, ObjectCheckpoints
 from farflung.client.connection import Client
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 pytest.importorskip("obstore")
 

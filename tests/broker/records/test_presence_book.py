@@ -11,8 +11,8 @@ from farflung.broker.records import presence_book
 from farflung.broker.records.presence_book import PresenceBook
 from farflung.protocol.members import Gone
 from farflung.security.name_book import NameBook
-from tests.support.loopback import Loopback
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback
 
 AWAY = "it has not returned since the broker was started again"
 

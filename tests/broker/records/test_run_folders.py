@@ -15,9 +15,9 @@ from farflung.security import Caller
 from farflung.units import Bytes
 from farflung.wire.frames import Frame
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, captured, text_job
-from tests.support.quiet import until
-from tests.support.watched_runs import watched
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, captured, text_job
+from tests.support.runs.watched_runs import watched
 
 ANN, BEN = (Caller(name=f"client-{name}", role="client", key=name) for name in ("ann", "ben"))
 OWNER = Caller(name="client-owner", role="owner", key="owner")

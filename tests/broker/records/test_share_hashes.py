@@ -14,9 +14,9 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.telemetry.records import RunResult
 from farflung.worker import broker_storage
 from farflung.worker.run_hooks import WorkerHooks
-from tests.support.futures import PATIENCE, later
-from tests.support.loopback import Loopback, text_job
-from tests.support.watched_runs import watched
+from tests.support.network.futures import PATIENCE, later
+from tests.support.runs.loopback import Loopback, text_job
+from tests.support.runs.watched_runs import watched
 
 KEY = (1, 4)
 SAME = {"a": 1, "b": 1, "c": 1}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sql_servers import postgres
+from tests.support.servers.sql_servers import postgres
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -17,7 +17,7 @@ from farflung.errors import DataError, InputError, SecurityError
 from farflung.security.authority import CertificateAuthority
 from farflung.signal_event import SignalEvent
 from farflung.thread_group import ThreadGroup
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 
 class Brokers:

@@ -17,7 +17,7 @@ from farflung.errors import FarflungError, InputError, SecurityError
 from farflung.job import make_job, to_json
 from farflung.telemetry import RunFolder
 from farflung.telemetry.records import StepRecord
-from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
+from tests.support.runs.loopback import Finished, Loopback, same, text_folder, text_job
 
 JOB = """
 name = "tiny"

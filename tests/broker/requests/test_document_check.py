@@ -16,8 +16,8 @@ from farflung.errors import GraphError, InputError
 from farflung.messages.calls import Submit
 from farflung.messages.submission import squeeze
 from farflung.units import Bytes
-from tests.support.quiet import until
-from tests.support.small_runs import small_bundle
+from tests.support.network.quiet import until
+from tests.support.steps.small_runs import small_bundle
 
 
 def _large(count: int, operators: object) -> Submit:

@@ -16,8 +16,8 @@ from farflung.broker.records.latest_records import LatestRecords
 from farflung.protocol.broker import BrokerMachine, RunState
 from farflung.protocol.events import FinishRun, RunRestored
 from farflung.telemetry import EvaluationRecord, RecoveryRecord, StepRecord
-from tests.support.loopback import Loopback, text_folder, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 KINDS = ("finished", "failed", "stopped", "resumed", "queued")
 

@@ -23,8 +23,8 @@ from farflung.thread_group import ThreadGroup
 from farflung.transports.rpc import RpcClient
 from farflung.worker import process
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, captured, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, captured, text_job
 
 
 def test_status_has_the_region_and_the_free_disk_of_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

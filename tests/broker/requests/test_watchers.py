@@ -13,7 +13,7 @@ from farflung.protocol.events import Event, RunFailed
 from farflung.security import Caller
 from farflung.transports.rpc.calls import Call
 from farflung.transports.rpc.channel import CallThreads
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 PATIENCE = 60.0
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 PATIENCE = 100.0
 

@@ -17,7 +17,7 @@ from farflung.broker.replication.leadership import Leadership
 from farflung.cli.main import main
 from farflung.security import Ticket
 from farflung.security.files import write_private
-from tests.support.command_processes import Program
+from tests.support.commands.command_processes import Program
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:

@@ -15,7 +15,7 @@ from farflung.clock import wall_time
 from farflung.security import Ticket
 from farflung.security.certificates import new_key
 from farflung.security.name_book import NameBook
-from tests.support.error_lines import line, main_ok
+from tests.support.commands.error_lines import line, main_ok
 
 
 def issue(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[object, str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from farflung.api import plan_explanation
-from tests.support.captured_models import captured_once
+from tests.support.models.captured_models import captured_once
 
 
 @pytest.fixture(scope="module", autouse=True)

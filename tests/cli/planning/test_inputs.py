@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.planned_jobs import JOB, run
+from tests.support.commands.planned_jobs import JOB, run
 
 WITHOUT_MODEL = JOB.replace('"gpt"', '"gone.py:make"').replace("args = ", "# ")
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.support.planned_jobs import JOB, run
+from tests.support.commands.planned_jobs import JOB, run
 
 CODEC = '[codec]\nname = "auto"\n'
 SYNC = '[plan]\nreplicas = 2\n[sync]\nstrategy = "ssgd"\nsettings = { codec = "auto" }\n'

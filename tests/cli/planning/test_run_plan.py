@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from farflung import train
-from tests.support.planned_jobs import JOB, run
+from tests.support.commands.planned_jobs import JOB, run
 
 
 class Model(torch.nn.Sequential):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.planned_jobs import JOB, run
+from tests.support.commands.planned_jobs import JOB, run
 
 
 @pytest.fixture

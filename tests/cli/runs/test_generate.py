@@ -12,7 +12,7 @@ import torch
 
 from farflung.api.generation import Sampling
 from farflung.cli.main import main
-from tests.support.written_checkpoints import ARGS, checkpoint
+from tests.support.records.written_checkpoints import ARGS, checkpoint
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:

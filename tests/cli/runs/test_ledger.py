@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from farflung.cluster import Topology
-from tests.support.planned_jobs import run
-from tests.support.small_runs import small_job, small_plan
-from tests.support.written_runs import WrittenAttempt, write_run
+from tests.support.commands.planned_jobs import run
+from tests.support.records.written_runs import WrittenAttempt, write_run
+from tests.support.steps.small_runs import small_job, small_plan
 
 BASE = Topology.preset("local4-two-regions")
 

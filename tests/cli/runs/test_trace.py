@@ -8,7 +8,7 @@ import pytest
 
 from farflung.telemetry import Span, SpanKind
 from farflung.telemetry.trace import write_spans
-from tests.support.planned_jobs import run
+from tests.support.commands.planned_jobs import run
 
 
 def test_names_are_whole_where_the_output_is_a_pipe(

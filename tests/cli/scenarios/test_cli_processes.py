@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from farflung.checkpoint import CheckpointReader, CheckpointStore
-from tests.support.command_processes import PATIENCE, Program
-from tests.support.job_files import LIBRARY, job_text
+from tests.support.commands.command_processes import PATIENCE, Program
+from tests.support.commands.job_files import LIBRARY, job_text
 
 #: "cleanly within seconds", on a machine that does other things as well
 SOON = 20.0

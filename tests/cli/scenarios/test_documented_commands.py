@@ -14,7 +14,7 @@ import typer.main
 
 from benchmarks.__main__ import app as benchmarks
 from farflung.cli.main import app
-from tests.support.documented_commands import BENCHMARKS, CASES, PAGES, ROOT, SUDO, commands
+from tests.support.documents.documented_commands import BENCHMARKS, CASES, PAGES, ROOT, SUDO, commands
 
 
 def known(line: str) -> tuple[Any, list[str]]:

@@ -13,9 +13,9 @@ import pytest
 
 from farflung.cli.main import main
 from farflung.cluster import Topology
-from tests.support.command_processes import Program
-from tests.support.documented_commands import BENCHMARKS, CASES
-from tests.support.job_files import LIBRARY, job_text
+from tests.support.commands.command_processes import Program
+from tests.support.commands.job_files import LIBRARY, job_text
+from tests.support.documents.documented_commands import BENCHMARKS, CASES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -87,8 +87,8 @@ ELSEWHERE = {
     'farflung join farflung1-... --name attic-2 --only serving --memory "4 GB"': "serving/scenarios/test_shared_machines.py",
     "farflung join TICKET --isolation required": "engines/test_isolation.py",
     "farflung join TICKET --isolation off": "engines/test_isolation.py",
-    "farflung join TICKET --map-port": "end_to_end/faults/test_port_mapping_netns.py",
-    "farflung join TICKET --engine jax": "end_to_end/training/test_jax_workers.py",
+    "farflung join TICKET --map-port": "end_to_end/network/test_port_mapping_netns.py",
+    "farflung join TICKET --engine jax": "end_to_end/engines/test_jax_workers.py",
     "farflung join TICKET --devices all": "engines/site/test_devices.py",
     "farflung join TICKET --devices 0,1": "engines/site/test_devices.py",
     "farflung join TICKET --devices cpu,cpu": "cli/scenarios/test_join_site.py",
@@ -102,7 +102,7 @@ ELSEWHERE = {
     "farflung serve MODEL_FOLDER": "serving/scenarios/test_served_runs.py",
     "farflung serve MODEL_FOLDER --ticket @FILE --listen 0.0.0.0:8000 --api-key SECRET": "serving/scenarios/test_served_runs.py",
     "farflung doctor": "worker/test_doctor.py",
-    "farflung doctor --broker broker.example.org:7070": "end_to_end/faults/test_punching_netns.py",
+    "farflung doctor --broker broker.example.org:7070": "end_to_end/network/test_punching_netns.py",
     "farflung kick attic": "broker/test_access_control.py",
     "farflung kick attic --undo": "broker/test_access_control.py",
     "farflung ticket revoke t5f3a910c": "cli/scenarios/test_error_lines.py",
@@ -124,8 +124,8 @@ ELSEWHERE = {
     ),
     "farflung join farflung1-... --name attic-pc --data /data --service": "cli/cluster/test_owner.py",
     "farflung demo --folder NEW_FOLDER --steps N --quick --json": "cli/trial/test_demo.py",
-    "farflung checkpoint export RUN out --pretrained": "end_to_end/training/test_transformers_jobs.py",
-    "farflung checkpoint export RUN out --adapters": "end_to_end/training/test_transformers_jobs.py",
+    "farflung checkpoint export RUN out --pretrained": "end_to_end/models/test_transformers_jobs.py",
+    "farflung checkpoint export RUN out --adapters": "end_to_end/models/test_transformers_jobs.py",
     "farflung checkpoint export RUN out.safetensors": "cli/runs/test_checkpoint.py",
     "farflung checkpoint push RUN s3://bucket/runs/RUN": "cli/runs/test_checkpoint.py",
     "farflung checkpoint pull s3://bucket/runs/RUN back": "cli/runs/test_checkpoint.py",

@@ -15,7 +15,7 @@ from farflung.broker.process import Broker
 from farflung.cli.home import drop_ticket, keep_ticket
 from farflung.cli.main import main
 from farflung.security import Ticket
-from tests.support.error_lines import a_ticket, line, main_ok
+from tests.support.commands.error_lines import a_ticket, line, main_ok
 
 JOB = 'name = "x"\n[model]\nrecipe = "gpt"\nargs = { vocab = 256, sequence = 8, layers = 1, width = 8, heads = 1 }\n'
 

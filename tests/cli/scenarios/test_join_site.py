@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import InputError
-from tests.support.command_processes import Program
-from tests.support.job_files import job_text
-from tests.support.loopback import text_folder
+from tests.support.commands.command_processes import Program
+from tests.support.commands.job_files import job_text
+from tests.support.runs.loopback import text_folder
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 
 from farflung.errors import FarflungError
 from farflung.telemetry import injecting
-from tests.support.loopback import Loopback, text_folder, text_job
-from tests.support.pseudo_terminal import Terminal
-from tests.support.quiet import until
+from tests.support.commands.pseudo_terminal import Terminal
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farflung.version import __version__
-from tests.support.command_processes import Program
+from tests.support.commands.command_processes import Program
 
 MAJOR, MINOR, _ = (int(part) for part in __version__.split("."))
 NEWER, OLDER = f"{MAJOR}.{MINOR + 1}.0", f"{MAJOR}.{MINOR - 1}.0"

@@ -16,10 +16,10 @@ from farflung.cluster import Topology
 from farflung.security import Ticket
 from farflung.telemetry import Span, SpanKind
 from farflung.telemetry.trace import write_spans
-from tests.support.pseudo_terminal import Terminal
-from tests.support.small_runs import small_job, small_plan
-from tests.support.written_checkpoints import checkpoint
-from tests.support.written_runs import WrittenAttempt, write_run
+from tests.support.commands.pseudo_terminal import Terminal
+from tests.support.records.written_checkpoints import checkpoint
+from tests.support.records.written_runs import WrittenAttempt, write_run
+from tests.support.steps.small_runs import small_job, small_plan
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 

@@ -11,7 +11,7 @@ from farflung.cli.main import main
 from farflung.cli.options import to_write
 from farflung.cli.trial import demo
 from farflung.errors import InputError
-from tests.support.error_lines import a_ticket, line, main_ok
+from tests.support.commands.error_lines import a_ticket, line, main_ok
 
 JOB = """
 steps = 1

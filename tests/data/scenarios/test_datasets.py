@@ -15,7 +15,7 @@ from farflung.errors import DataError, InputError
 from farflung.graph.ir import TensorSpec
 from farflung.job.load import make_job
 from farflung.job.spec import DataSpec
-from tests.support.tables import NEEDS_DATASETS, chat, tokenizer_folder, write_rows
+from tests.support.models.tables import NEEDS_DATASETS, chat, tokenizer_folder, write_rows
 
 pytestmark = NEEDS_DATASETS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_files import LIBRARY, job_text
+from tests.support.commands.job_files import LIBRARY, job_text
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

@@ -10,8 +10,8 @@ import pytest
 from farflung.chaos.local_cluster import LocalCluster, finished
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.wire.frames import Frame
-from tests.support.loopback import captured, plainly, same, text_folder, text_job
-from tests.support.watched_runs import watched
+from tests.support.runs.loopback import captured, plainly, same, text_folder, text_job
+from tests.support.runs.watched_runs import watched
 
 
 def until(frames: Iterator[Frame], told: Callable[[], bool]) -> None:

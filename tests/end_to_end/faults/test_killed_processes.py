@@ -13,8 +13,8 @@ from farflung.chaos.kills import BROKER, differing_tensors, play
 from farflung.integrations.trackers.csv_file import CsvTracker
 from farflung.telemetry import RecoveryRecord, RunFolder
 from farflung.tracking import RunFollower
-from tests.support.loopback import Loopback, captured, text_folder, text_job
-from tests.support.patient_cluster import Patient
+from tests.support.commands.patient_cluster import Patient
+from tests.support.runs.loopback import Loopback, captured, text_folder, text_job
 
 
 @pytest.mark.timeout(300)

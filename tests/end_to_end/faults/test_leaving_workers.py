@@ -31,9 +31,9 @@ from farflung.worker.membership import Membership, join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.owner_limits import OwnerLimits, OwnerLimitsFile, known_workers
 from farflung.worker.reconnect import Service
-from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
-from tests.support.quiet import until
-from tests.support.session_calls import QuietCall, Said
+from tests.support.network.quiet import until
+from tests.support.network.session_calls import QuietCall, Said
+from tests.support.runs.loopback import Finished, Loopback, same, text_folder, text_job
 
 STEPS = 10
 

@@ -8,8 +8,8 @@ import pytest
 
 from farflung.ledger import ledger_of
 from farflung.telemetry import RunFolder, StepRecord, injecting
-from tests.support.loopback import Loopback, text_folder, text_job
-from tests.support.worker_deaths import STEPS, at, vanish
+from tests.support.runs.loopback import Loopback, text_folder, text_job
+from tests.support.runs.worker_deaths import STEPS, at, vanish
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -9,8 +9,8 @@ import pytest
 
 from farflung.job import JobSpec
 from farflung.telemetry import RunFolder, StepRecord, injecting
-from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
-from tests.support.worker_deaths import STEPS, CopiedStates, at, cut, recoveries_of, vanish_when_told
+from tests.support.runs.loopback import Finished, Loopback, same, text_folder, text_job
+from tests.support.runs.worker_deaths import STEPS, CopiedStates, at, cut, recoveries_of, vanish_when_told
 
 
 def job(**changes: object) -> JobSpec:

@@ -12,8 +12,8 @@ from farflung.protocol.members import MemberState
 from farflung.telemetry.records import StepRecord
 from farflung.worker.broker_queries import BrokerQueries
 from farflung.worker.membership import join
-from tests.support.loopback import Loopback, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_job
 
 
 def state(cluster: Loopback, name: str) -> str:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from farflung.errors import CheckpointError, TrainingError
 from farflung.messages.submission import Bundle
 from farflung.step.run_setup import Committed
-from tests.support.executor_threads import (
+from tests.support.steps.executor_threads import (
     BatchFunction,
     Case,
     Ran,

@@ -14,9 +14,9 @@ from farflung.step.stages.copy_coding import Incoming
 from farflung.step.stages.state_copies import StateCopies
 from farflung.step.transfer.outbox import Outbox
 from farflung.telemetry import Injector, RunFolder, StepRecord, injecting
-from tests.support.loopback import Finished, Loopback, text_folder, text_job
-from tests.support.quiet import until
-from tests.support.worker_deaths import CopiedStates, at, equal, recoveries_of, vanish, vanish_when_told
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Finished, Loopback, text_folder, text_job
+from tests.support.runs.worker_deaths import CopiedStates, at, equal, recoveries_of, vanish, vanish_when_told
 
 STEPS = 12
 

@@ -21,8 +21,8 @@ from farflung.telemetry.records import StepRecord
 from farflung.worker import membership
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from tests.support.loopback import Finished, Loopback, _serve, plainly, same, states_of, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Finished, Loopback, _serve, plainly, same, states_of, text_job
 
 
 def goes_on(cluster: Loopback, act: Callable[[], None], *, after: int = 3, more: int = 3) -> Finished:

@@ -15,8 +15,8 @@ import pytest
 
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
-from tests.support.loopback import Loopback, text_folder, text_job
-from tests.support.watched_runs import watched
+from tests.support.runs.loopback import Loopback, text_folder, text_job
+from tests.support.runs.watched_runs import watched
 
 #: Longer than that of a broker, so that a busy machine has time to wake a process again.
 LEASE = Seconds(12.0)

@@ -14,11 +14,11 @@ import pytest
 
 from farflung.chaos.kills import differing_tensors
 from farflung.telemetry import RunFolder, StepRecord
-from tests.support.command_processes import Program
-from tests.support.job_files import job_text
-from tests.support.loopback import text_folder
-from tests.support.quiet import until
-from tests.support.sql_servers import postgres
+from tests.support.commands.command_processes import Program
+from tests.support.commands.job_files import job_text
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import text_folder
+from tests.support.servers.sql_servers import postgres
 
 _STEPS, _BEFORE = 120, 25
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from farflung.units import Seconds
-from tests.support.loopback import Loopback, text_job
-from tests.support.quiet import until
-from tests.support.watched_runs import watched
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_job
+from tests.support.runs.watched_runs import watched
 
 #: Longer than a broker's, so that a busy machine has time to wake a process that was stopped; silence is told after half of it.
 LEASE = Seconds(12.0)

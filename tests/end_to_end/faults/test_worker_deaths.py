@@ -15,9 +15,9 @@ from farflung.api import train
 from farflung.checkpoint import CheckpointStore
 from farflung.job import JobSpec
 from farflung.telemetry import injecting
-from tests.support.loopback import Finished, Loopback, same, text_folder, text_job
-from tests.support.quiet import until
-from tests.support.worker_deaths import STEPS, at, cut, equal, recoveries_of, vanish
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Finished, Loopback, same, text_folder, text_job
+from tests.support.runs.worker_deaths import STEPS, at, cut, equal, recoveries_of, vanish
 
 
 def job(**changes: object) -> JobSpec:

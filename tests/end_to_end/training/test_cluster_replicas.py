@@ -16,8 +16,8 @@ from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.plan import estimate
 from farflung.plan.model import Plan
-from tests.support.loopback import Loopback, captured, text_job
-from tests.support.played_runs import End, play
+from tests.support.runs.loopback import Loopback, captured, text_job
+from tests.support.runs.played_runs import End, play
 
 
 def ran(cluster: Loopback, **changes: Any) -> End:

@@ -13,10 +13,10 @@ from farflung.protocol.pool.task_pool import Patience
 from farflung.step.hybrid import stage_server
 from farflung.step.hybrid.slices import AHEAD, HELD, NOW, StageSlices
 from farflung.telemetry import RunFolder, StepRecord, injecting
-from tests.support.helped_runs import CLIPPED, Scene, check, helped
-from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
-from tests.support.resumed_runs import continues, rest
-from tests.support.worker_deaths import CopiedStates, at, recoveries_of, vanish
+from tests.support.runs.helped_runs import CLIPPED, Scene, check, helped
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_folder, text_job
+from tests.support.runs.resumed_runs import continues, rest
+from tests.support.runs.worker_deaths import CopiedStates, at, recoveries_of, vanish
 
 
 def delayed(**changes: object) -> JobSpec:

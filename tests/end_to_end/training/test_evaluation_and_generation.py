@@ -16,7 +16,7 @@ from farflung.frontends.recipes import load_recipe
 from farflung.graph.ir import TensorSpec
 from farflung.ids import derive_seed
 from farflung.job import JobSpec
-from tests.support.loopback import Loopback, plainly, same, states_of, text_job
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_job
 
 COLOURS = {"blue": (20, 30, 220), "green": (10, 200, 40), "red": (230, 20, 10)}
 

@@ -19,9 +19,9 @@ from farflung.step.hybrid import stage_server
 from farflung.telemetry import RunFolder, injecting
 from farflung.worker import helper as helping
 from farflung.worker.run_part import Sender
-from tests.support.helped_runs import JOB, Scene, check, helped
-from tests.support.loopback import Finished, Loopback, same, states_of, text_job
-from tests.support.watched_runs import watched
+from tests.support.runs.helped_runs import JOB, Scene, check, helped
+from tests.support.runs.loopback import Finished, Loopback, same, states_of, text_job
+from tests.support.runs.watched_runs import watched
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from farflung.job.spec import OptimizerSpec, PlanSpec
 from farflung.plan.model import Plan
 from farflung.telemetry import SpanKind, injecting, read_traces
 from farflung.testing.reference import PlainSettings, plain_loop
-from tests.support.loopback import Finished, Loopback, cut_off, plainly, same, states_of, text_job
-from tests.support.small_training import batch, plain_net
+from tests.support.runs.loopback import Finished, Loopback, cut_off, plainly, same, states_of, text_job
+from tests.support.runs.small_training import batch, plain_net
 
 MODEL = {"recipe": "gpt", "args": {"sequence": 16, "layers": 4, "width": 16, "heads": 2, "dropout": 0.1}}
 

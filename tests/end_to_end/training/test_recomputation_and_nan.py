@@ -10,7 +10,7 @@ import pytest
 
 from farflung.job import JobSpec
 from farflung.plan.model import Plan
-from tests.support.loopback import Finished, Loopback, plainly, same, states_of, text_folder, text_job
+from tests.support.runs.loopback import Finished, Loopback, plainly, same, states_of, text_folder, text_job
 
 NET = """
 import torch

@@ -28,8 +28,8 @@ from farflung.protocol.events import (
     StopRequested,
 )
 from farflung.telemetry import RecoveryRecord, RunFolder, StepRecord
-from tests.support.loopback import Loopback, plainly, same, states_of, text_job
-from tests.support.quiet import until
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_job
 
 INPUTS = replanner.PlanInputs(
     links=LinkTable(),

@@ -10,9 +10,9 @@ from farflung.broker.records.run_store import RunStore
 from farflung.errors import CheckpointError, InputError
 from farflung.job import JobSpec
 from farflung.telemetry.records import StepRecord
-from tests.support.loopback import Loopback, captured, same, text_job
-from tests.support.resumed_runs import continues, rest
-from tests.support.watched_runs import watched
+from tests.support.runs.loopback import Loopback, captured, same, text_job
+from tests.support.runs.resumed_runs import continues, rest
+from tests.support.runs.watched_runs import watched
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip_norm": 0.5}
 ADAMW = {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1, "groups": [{"match": "bias|norm", "weight_decay": 0.0, "lr": 3e-3}]}
@@ -25,8 +25,8 @@ PICTURES = {
 NET = """
 import torch
 from torch import nn
-from tests.support.watched_runs import watched
-from tests.support.watched_runs import watched
+from tests.support.runs.watched_runs import watched
+from tests.support.runs.watched_runs import watched
 from torch.nn import functional
 
 

@@ -30,7 +30,7 @@ from farflung.messages.watching import Planned as PlannedMessage
 from farflung.plan import Plan
 from farflung.protocol.events import RunRestored
 from farflung.telemetry import RunFolder, injecting
-from tests.support.loopback import Finished, Loopback, captured, cut_off, text_folder, text_job
+from tests.support.runs.loopback import Finished, Loopback, captured, cut_off, text_folder, text_job
 
 
 @pytest.fixture(scope="module")

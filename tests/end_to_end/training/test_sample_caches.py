@@ -12,9 +12,9 @@ from farflung.chaos.kills import differing_tensors, play
 from farflung.job import JobSpec
 from farflung.step.transfer.sample_cache import SampleCache
 from farflung.telemetry import RecoveryRecord, RunFolder, injecting
-from tests.support.loopback import Finished, Loopback, captured, same, text_job
-from tests.support.patient_cluster import Patient
-from tests.support.worker_deaths import at, cut
+from tests.support.commands.patient_cluster import Patient
+from tests.support.runs.loopback import Finished, Loopback, captured, same, text_job
+from tests.support.runs.worker_deaths import at, cut
 
 STEPS = 10
 

@@ -13,8 +13,8 @@ from farflung.job import JobSpec
 from farflung.plan import Estimate, Plan, estimate
 from farflung.web.reports import load_run
 from farflung.web.reports.tables import comparison, links
-from tests.support.loopback import Loopback, captured, text_job
-from tests.support.played_runs import End, play
+from tests.support.runs.loopback import Loopback, captured, text_job
+from tests.support.runs.played_runs import End, play
 
 SIZES = [2, 3, 2, 1]
 

@@ -20,7 +20,7 @@ from farflung.errors import InputError
 from farflung.messages.conversions.step_reports import trace_of
 from farflung.messages.reports import Traced
 from farflung.telemetry import ClockOffset, ProcessTrace, Span, SpanKind, read_traces, time_shares
-from tests.support.loopback import Loopback, text_folder, text_job
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from farflung.frontends.optimizers.capture import Trained, capture_rules
 from farflung.graph.ir import TensorSpec
 from farflung.job.spec import OptimizerSpec
 from farflung.optim import RuleBook
-from tests.support.optimizers import OPTIMIZERS
+from tests.support.engines.optimizers import OPTIMIZERS
 
 SHAPE = (6, 5)
 SPEC = OptimizerSpec(name="captured")

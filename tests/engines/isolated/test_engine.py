@@ -16,7 +16,7 @@ from farflung.errors import GraphError, TrainingError
 from farflung.frontends.torch.capture import capture
 from farflung.job.rates import rates
 from farflung.job.spec import JobSpec, OptimizerSpec
-from tests.support.engine_drive import Stages, assert_equal, captured, equal_cuts, make, module_states, plain, run
+from tests.support.engines.engine_drive import Stages, assert_equal, captured, equal_cuts, make, module_states, plain, run
 
 SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9))
 

@@ -25,8 +25,8 @@ from farflung.engines.isolated.process import Compute, Deadlines
 from farflung.errors import EngineCrashed, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph, InitStep, LocalRef, State, StateKind, TensorSpec
-from tests.support.quiet import until
-from tests.support.unguarded import crashing_graph, without_guards
+from tests.support.engines.unguarded import crashing_graph, without_guards
+from tests.support.network.quiet import until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 60.0

@@ -13,9 +13,9 @@ from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_closeness import worst_difference
-from tests.support.engine_comparison import Trained
-from tests.support.engine_drive import Array, make, module_states
+from tests.support.engines.engine_closeness import worst_difference
+from tests.support.engines.engine_comparison import Trained
+from tests.support.engines.engine_drive import Array, make, module_states
 
 #: Between PyTorch and JAX, as a share of the largest element of each gradient.
 CLOSE = 2e-5

@@ -15,9 +15,9 @@ from farflung.graph.cut import cut
 from farflung.graph.ir import TensorSpec
 from farflung.graph.opset import OPSET
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_closeness import assert_close, worst_difference
-from tests.support.engine_drive import Stages, captured, equal_cuts, make, module_states, plain, random_cuts, run
-from tests.support.engine_models import MODELS
+from tests.support.engines.engine_closeness import assert_close, worst_difference
+from tests.support.engines.engine_drive import Stages, captured, equal_cuts, make, module_states, plain, random_cuts, run
+from tests.support.models.engine_models import MODELS
 
 SGD = OptimizerSpec(lr=0.05, momentum=0.9)
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3)

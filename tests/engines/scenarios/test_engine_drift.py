@@ -21,7 +21,7 @@ from farflung.job.spec import OptimizerSpec
 from farflung.plan import Stage
 from farflung.plan.estimation.stage_memory import memory_of
 from farflung.testing.reference import PlainSettings, plain_loop
-from tests.support.engine_drive import Stages, equal_cuts
+from tests.support.engines.engine_drive import Stages, equal_cuts
 
 SGD = OptimizerSpec(lr=0.1, momentum=0.9)
 

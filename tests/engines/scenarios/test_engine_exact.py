@@ -9,8 +9,8 @@ import pytest
 from farflung.engines import EngineSettings, gradient_parts
 from farflung.graph.cut import cut
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_drive import assert_equal, captured, equal_cuts, plain, random_cuts, run
-from tests.support.engine_models import MODELS
+from tests.support.engines.engine_drive import assert_equal, captured, equal_cuts, plain, random_cuts, run
+from tests.support.models.engine_models import MODELS
 
 SGD = OptimizerSpec(lr=0.05, momentum=0.9)
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3)

@@ -10,8 +10,8 @@ from farflung.engines import EngineSettings
 from farflung.errors import GraphError
 from farflung.graph.ir import Graph
 from farflung.job.spec import OptimizerSpec
-from tests.support.engine_drive import assert_equal, captured, equal_cuts, plain, random_cuts, run
-from tests.support.layer_models import LAYERS
+from tests.support.engines.engine_drive import assert_equal, captured, equal_cuts, plain, random_cuts, run
+from tests.support.models.layer_models import LAYERS
 
 SGD = OptimizerSpec(lr=0.05, momentum=0.9)
 SETTINGS = EngineSettings(optimizer=SGD)

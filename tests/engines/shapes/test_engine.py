@@ -16,8 +16,8 @@ from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import CheckpointSpec, JobSpec, OptimizerSpec
 from farflung.planners import get_planner
-from tests.support.engine_comparison import Trained
-from tests.support.engine_drive import Array, make, module_states
+from tests.support.engines.engine_comparison import Trained
+from tests.support.engines.engine_drive import Array, make, module_states
 
 SHAPES, TORCH = get_engine("shapes"), get_engine("torch")
 

@@ -23,7 +23,7 @@ from farflung.engines.torch.ranks.group import RankGroup
 from farflung.errors import EngineCrashed, FarflungError, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.job.spec import OptimizerSpec
-from tests.support.engine_drive import assert_equal, captured, equal_cuts, make, module_states, plain, run
+from tests.support.engines.engine_drive import assert_equal, captured, equal_cuts, make, module_states, plain, run
 
 SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9))
 

@@ -7,7 +7,7 @@ from farflung.engines.site.shards import owners
 from farflung.graph.cut import cut
 from farflung.graph.parameter_blocks import parameters_of
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_drive import captured
+from tests.support.engines.engine_drive import captured
 
 
 def test_each_rank_has_its_share_of_what_is_trained() -> None:

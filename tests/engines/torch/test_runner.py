@@ -18,7 +18,7 @@ from farflung.frontends.torch.capture import capture
 from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, Op, OpKind, State, StateKind, StateRef, TensorSpec, Use, ValueRef
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_drive import Stages, captured, equal_cuts, make, module_states
+from tests.support.engines.engine_drive import Stages, captured, equal_cuts, make, module_states
 
 F32 = TensorSpec(dtype="float32", shape=(3,))
 KEY = MicroBatch(0, 0)

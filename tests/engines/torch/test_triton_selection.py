@@ -18,8 +18,8 @@ from farflung.codecs.sparse.selection import select
 from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.codecs import select_tensor
-from tests.support import interpreted_kernels
-from tests.support.interpreted_kernels import DTYPES, tensors
+from tests.support.engines import interpreted_kernels
+from tests.support.engines.interpreted_kernels import DTYPES, tensors
 
 SELECTING = Path(codecs.__file__).with_name("selecting.py")
 

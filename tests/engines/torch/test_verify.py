@@ -20,8 +20,8 @@ from farflung.graph.cut import cut
 from farflung.graph.ir import DTypeArg, Graph, InitStep, LocalRef, Op, OpKind, State, StateKind, TensorSpec, ValueRef
 from farflung.ids import derive_seed
 from farflung.memory_budget import MemoryBudget
-from tests.support.engine_drive import captured
-from tests.support.engine_models import MODELS
+from tests.support.engines.engine_drive import captured
+from tests.support.models.engine_models import MODELS
 
 ENGINE = get_engine("torch")
 SPEC = TensorSpec(dtype="float32", shape=(4, 3))

@@ -13,7 +13,7 @@ import torch
 from farflung.checkpoint import Weights
 from farflung.errors import CheckpointError
 from farflung.frontends.recipes.file_sources import StandIn, file_sources
-from tests.support.model_folders import FOLDERS, save_model
+from tests.support.models.model_folders import FOLDERS, save_model
 
 pytest.importorskip("transformers")
 

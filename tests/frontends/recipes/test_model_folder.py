@@ -10,7 +10,7 @@ import pytest
 
 from farflung.errors import InputError
 from farflung.frontends.recipes import load_recipe
-from tests.support.model_folders import FOLDERS, save_model
+from tests.support.models.model_folders import FOLDERS, save_model
 
 pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ import pytest
 from farflung.errors import InputError
 from farflung.frontends.recipes.base import CacheShape
 from farflung.frontends.recipes.registry import load_recipe
-from tests.support.model_folders import save_model
+from tests.support.models.model_folders import save_model
 
 SHAPE = CacheShape(slots=3, context=16)
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}

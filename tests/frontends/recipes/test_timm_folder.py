@@ -11,7 +11,7 @@ import pytest
 from farflung.errors import InputError
 from farflung.frontends.recipes import load_recipe
 from farflung.graph.weight_expressions import INITIAL
-from tests.support.vision_libraries import save_timm, timm_library
+from tests.support.models.vision_libraries import save_timm, timm_library
 
 timm = timm_library()
 

@@ -12,7 +12,7 @@ from farflung.frontends.torch.capture import capture
 from farflung.frontends.torch.recorder import record
 from farflung.graph.ir import StateKind
 from farflung.graph.validate import validate
-from tests.support.replay import run
+from tests.support.engines.replay import run
 
 
 class Net(nn.Module):

@@ -11,9 +11,9 @@ from farflung.graph.document import write
 from farflung.graph.ir import Graph, OpKind, StateKind
 from farflung.graph.opset import check_target
 from farflung.graph.validate import validate
-from tests.support.keyed import build, keyed_forward
-from tests.support.replay import born, run
-from tests.support.zoo import TARGETS, TINY
+from tests.support.engines.keyed import build, keyed_forward
+from tests.support.engines.replay import born, run
+from tests.support.models.zoo import TARGETS, TINY
 
 SEED = 5
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "resnet50" else name for name in TINY]

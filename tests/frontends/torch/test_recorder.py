@@ -13,9 +13,9 @@ from farflung.frontends.recipes import load_recipe
 from farflung.frontends.torch.capture import capture
 from farflung.frontends.torch.programs import Programs
 from farflung.frontends.torch.recorder import record, record_initializers
-from tests.support.keyed import build
-from tests.support.replay import born
-from tests.support.zoo import TINY
+from tests.support.engines.keyed import build
+from tests.support.engines.replay import born
+from tests.support.models.zoo import TINY
 
 
 class Sum(nn.Module):

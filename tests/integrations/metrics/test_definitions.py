@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from farflung.integrations.metrics.definitions import BROKER, WORKER, Values, page_table
-from tests.support.grafana import expressions
+from tests.support.documents.grafana import expressions
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {one.name: one for one in (*BROKER, *WORKER)}

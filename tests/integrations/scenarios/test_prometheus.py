@@ -24,9 +24,9 @@ from farflung.integrations.metrics.broker import BrokerCollector
 from farflung.integrations.metrics.definitions import BROKER, MOST_LINKS, WORKER
 from farflung.integrations.metrics.server import MetricsServer
 from farflung.integrations.metrics.worker import StepTotals, WorkerCollector
-from tests.support.grafana import expressions
-from tests.support.loopback import Loopback, text_folder, text_job
-from tests.support.quiet import until
+from tests.support.documents.grafana import expressions
+from tests.support.network.quiet import until
+from tests.support.runs.loopback import Loopback, text_folder, text_job
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 

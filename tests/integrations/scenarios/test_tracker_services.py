@@ -23,8 +23,8 @@ import pytest
 from farflung.errors import InputError
 from farflung.telemetry.folder import RunFolder
 from farflung.tracking import TRACKERS, RunFollower
-from tests.support.quiet import until
-from tests.support.recorded_runs import add_steps, begin_run, end_run, recorded_run
+from tests.support.network.quiet import until
+from tests.support.records.recorded_runs import add_steps, begin_run, end_run, recorded_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farflung.integrations.trackers.csv_file import CsvTracker
 from farflung.tracking import RunFollower
-from tests.support.recorded_runs import recorded_run
+from tests.support.records.recorded_runs import recorded_run
 
 
 def table(root: Path) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ import pytest
 
 from farflung.integrations.trackers.tensorboard import TensorBoardTracker
 from farflung.tracking import RunFollower
-from tests.support.recorded_runs import add_steps, begin_run, end_run, recorded_run
+from tests.support.records.recorded_runs import add_steps, begin_run, end_run, recorded_run
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

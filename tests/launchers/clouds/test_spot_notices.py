@@ -14,7 +14,7 @@ import pytest
 
 from farflung.errors import InputError
 from farflung.launchers.clouds.spot_notices import CLOUDS, SpotNotices
-from tests.support.command_processes import Program
+from tests.support.commands.command_processes import Program
 
 
 class Metadata(BaseHTTPRequestHandler):

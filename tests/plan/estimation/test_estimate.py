@@ -15,7 +15,7 @@ from farflung.plan import LinkPlan, Plan, Stage, assign_codecs, check_memory, ch
 from farflung.plan.report.helper_traffic import helped_lines, hidden_seconds, parameters_way
 from farflung.planners import get_planner
 from farflung.units import Bytes, Seconds
-from tests.support.hand_plans import FORWARD, JOB, VALUE, WIDTH, chain, plan_of, topology
+from tests.support.plans.hand_plans import FORWARD, JOB, VALUE, WIDTH, chain, plan_of, topology
 
 
 def test_equations_on_a_chain():

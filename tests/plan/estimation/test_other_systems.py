@@ -6,7 +6,7 @@ from farflung.cluster import Topology
 from farflung.frontends.recipes import load_recipe
 from farflung.job.spec import JobSpec, OptimizerSpec
 from farflung.plan.estimation.other_systems import other_systems, transformer_work
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 TOPOLOGY = Topology.preset("local4-two-regions")
 

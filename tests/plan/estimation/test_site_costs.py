@@ -16,8 +16,8 @@ from farflung.plan.estimation.results import StageEstimate
 from farflung.plan.estimation.site_costs import rank_seconds
 from farflung.plan.model import Shard, Stage
 from farflung.units import BytesPerSecond, Seconds
-from tests.support.chains import chain
-from tests.support.hand_plans import topology
+from tests.support.plans.chains import chain
+from tests.support.plans.hand_plans import topology
 
 LAYERS = 24
 GRAPH: Graph = chain([64] * (LAYERS + 1))

@@ -10,7 +10,7 @@ from farflung.cluster import Topology
 from farflung.job.spec import JobSpec
 from farflung.plan import Plan, Replica, estimate
 from farflung.plan.fault_tolerance.protection import Protection, protect
-from tests.support.hand_plans import chain, plan_of, topology
+from tests.support.plans.hand_plans import chain, plan_of, topology
 
 JOB = JobSpec(micro_batch_sizes=(4, 4, 4, 4))
 GRAPH = chain()

@@ -12,8 +12,8 @@ from farflung.plan.estimation.results import SavingEstimate
 from farflung.plan.report.estimate_tables import saving_lines, stage_rows
 from farflung.plan.report.summary import listed
 from farflung.planners import get_planner
-from tests.support.chains import chain
-from tests.support.hand_plans import topology
+from tests.support.plans.chains import chain
+from tests.support.plans.hand_plans import topology
 
 
 def planned_on(count: int) -> tuple[Plan, Estimate]:

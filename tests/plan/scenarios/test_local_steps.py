@@ -14,8 +14,8 @@ from farflung.plan.synchronization import check_sync, world_of
 from farflung.planners import get_planner
 from farflung.simulator import Simulator
 from farflung.units import FlopsPerSecond
-from tests.support.hand_plans import chain, topology
-from tests.support.hand_replicas import GRAPH
+from tests.support.plans.hand_plans import chain, topology
+from tests.support.plans.hand_replicas import GRAPH
 
 JOB = make_job(
     {

@@ -8,8 +8,8 @@ from farflung.graph.cut import cut
 from farflung.job.spec import GroupSpec, JobSpec, OptimizerSpec
 from farflung.plan import Replica, check_plan, estimate, explain, make_links
 from farflung.plan.traffic import gradient_bytes
-from tests.support.hand_plans import FORWARD, VALUE, plan_of, topology
-from tests.support.hand_replicas import GRAPH, JOB, alone
+from tests.support.plans.hand_plans import FORWARD, VALUE, plan_of, topology
+from tests.support.plans.hand_replicas import GRAPH, JOB, alone
 
 
 def test_two_replicas_halve_the_compute_and_exchange_their_gradients():

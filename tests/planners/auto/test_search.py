@@ -20,7 +20,7 @@ from farflung.planners.auto.search import Search
 from farflung.planners.auto.starts import device_orders, grids, nearest, steps
 from farflung.planners.finish import Problem
 from farflung.units import Bytes, FlopsPerSecond
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 GRAPH = chain((32, 64, 16, 128, 32, 64, 16))
 JOB = JobSpec(micro_batch_sizes=(8, 8, 8, 8))

@@ -15,7 +15,7 @@ from farflung.planners.grid.model import aligned, counts_of, data_parallel_secon
 from farflung.planners.grid.starts import starts
 from farflung.planners.grid.swaps import Swaps
 from farflung.planners.grid.tours import _improved, open_tour, tour_seconds
-from tests.support.grid_cases import cost, lognormal, plain_cost, problem_of, regions
+from tests.support.plans.grid_cases import cost, lognormal, plain_cost, problem_of, regions
 
 SEEDS = st.integers(0, 10**6)
 

@@ -19,7 +19,7 @@ from farflung.planners import get_planner, planner_names
 from farflung.planners.communities import chain_orders, linkage_communities, louvain_communities
 from farflung.planners.finish import Problem, finish
 from farflung.units import Bytes, FlopsPerSecond
-from tests.support.chains import chain, network
+from tests.support.plans.chains import chain, network
 
 NAMES = ("equal_number", "equal_compute", "random", "op_fence")
 

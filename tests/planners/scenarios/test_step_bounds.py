@@ -17,7 +17,7 @@ from farflung.planners.auto.quick import Quick
 from farflung.planners.finish import Problem
 from farflung.schedules import Exchange, PipelineTimes, TimedEdge, Transfer, part_of, time_schedule
 from farflung.units import Bytes, FlopsPerSecond
-from tests.support.chains import chain, network
+from tests.support.plans.chains import chain, network
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0, 3.0])
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "eager-2", "eager-3", "zb-h1", "interleaved-2"])

@@ -8,7 +8,7 @@ from farflung.cluster import Topology
 from farflung.job.spec import JobSpec, PlanSpec
 from farflung.planners import get_planner
 from farflung.protocol.pool.pool_settings import PoolSettings
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 
 @pytest.mark.parametrize(

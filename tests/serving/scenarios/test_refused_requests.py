@@ -12,8 +12,8 @@ import pytest
 from farflung.errors import FarflungError, InputError
 from farflung.serving.model import ServingOptions
 from farflung.serving.server import listen
-from tests.support.loopback import Loopback
-from tests.support.served_models import TWO, ServedHere, save_served, serving
+from tests.support.runs.loopback import Loopback
+from tests.support.servers.served_models import TWO, ServedHere, save_served, serving
 
 PLAIN = {"model": "tiny", "prompt": "word5", "max_tokens": 2}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "word5"}], "max_tokens": 2}

@@ -7,8 +7,8 @@ from pathlib import Path
 from farflung.broker.attempts.attempt_deadlines import AttemptDeadlines, DeadlineSettings
 from farflung.clock import monotonic
 from farflung.protocol.events import Event
-from tests.support.loopback import Loopback
-from tests.support.served_models import save_served, serving
+from tests.support.runs.loopback import Loopback
+from tests.support.servers.served_models import save_served, serving
 
 
 def test_a_server_may_wait_for_requests_for_any_time(two: Loopback, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from farflung.errors import ConnectionLost
 from farflung.messages.serving import TokenItem
 from farflung.step.evaluation import serving as steps
 from farflung.worker.training_run import TrainingRun
-from tests.support.loopback import Loopback
-from tests.support.served_models import ServedHere, events, greedy, save_served, serving
-from tests.support.worker_deaths import vanish
+from tests.support.runs.loopback import Loopback
+from tests.support.runs.worker_deaths import vanish
+from tests.support.servers.served_models import ServedHere, events, greedy, save_served, serving
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -18,11 +18,11 @@ from farflung.serving.model import open_model
 from farflung.serving.server import listen, serve_model
 from farflung.serving.service import Service
 from farflung.worker.membership import join
-from tests.support.command_processes import Program
-from tests.support.loopback import Loopback
-from tests.support.quiet import until
-from tests.support.served_models import TWO, save_served, serving
-from tests.support.written_checkpoints import checkpoint
+from tests.support.commands.command_processes import Program
+from tests.support.network.quiet import until
+from tests.support.records.written_checkpoints import checkpoint
+from tests.support.runs.loopback import Loopback
+from tests.support.servers.served_models import TWO, save_served, serving
 
 
 def greedy_bytes(module: torch.nn.Module, prompt: str, count: int) -> list[int]:

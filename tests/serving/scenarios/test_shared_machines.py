@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
-from tests.support.served_models import ServingOptions, greedy, save_served, serving
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_folder, text_job
+from tests.support.servers.served_models import ServingOptions, greedy, save_served, serving
 
 
 def test_a_model_is_served_beside_a_training_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from farflung.plan import LinkPlan
 from farflung.planners import get_planner
 from farflung.simulator import HelpedRun, HelperLosses, simulate_helped
 from farflung.units import FlopsPerSecond
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 
 def run(helpers: int, losses: HelperLosses | None = None) -> HelpedRun:

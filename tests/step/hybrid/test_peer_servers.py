@@ -16,7 +16,7 @@ from farflung.step.actions import ActionInputs
 from farflung.step.hybrid.peer_servers import PeerServers
 from farflung.step.hybrid.slices import Order
 from farflung.step.inbox import Inbox
-from tests.support.small_runs import ROWS, small_plan, small_setup
+from tests.support.steps.small_runs import ROWS, small_plan, small_setup
 
 
 class Sent:

@@ -18,7 +18,7 @@ from farflung.plan.model import CodecChoice
 from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step.hybrid.slice_codecs import SliceCodecs
 from farflung.step.run_setup import RunSetup
-from tests.support.small_runs import ROWS, small_plan, small_setup
+from tests.support.steps.small_runs import ROWS, small_plan, small_setup
 
 TASK = Task(step=2, kind=TaskKind.FORWARD, index=1)
 CODECS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ from farflung.messages.hybrid import HelperStates, SliceAnswer
 from farflung.protocol.pool.pool_events import Task, TaskKind
 from farflung.step.actions import ActionInputs, ActionResult
 from farflung.step.hybrid.slices import StageSlices, compute
-from tests.support.sent_messages import sent
-from tests.support.small_runs import ROWS, small_setup
+from tests.support.network.sent_messages import sent
+from tests.support.steps.small_runs import ROWS, small_setup
 
 FORWARD = Task(step=2, kind=TaskKind.FORWARD, index=1)
 BACKWARD = Task(step=2, kind=TaskKind.BACKWARD, index=1)

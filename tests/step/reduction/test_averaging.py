@@ -20,7 +20,7 @@ from farflung.step.reduction.averaging import Averager, Averaging, Outcome
 from farflung.step.reduction.piece_sender import PieceSender
 from farflung.step.reduction.pieces import first_servers, pieces_of
 from farflung.step.transfer.outbox import OutgoingMessage
-from tests.support.futures import PATIENCE, later
+from tests.support.network.futures import PATIENCE, later
 
 NAMES = "abcd"
 

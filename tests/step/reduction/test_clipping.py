@@ -17,8 +17,8 @@ from farflung.step.inbox import Inbox
 from farflung.step.reduction.clipping import PreviousNorm
 from farflung.step.run_setup import RunSetup
 from farflung.step.transfer.outbox import Outbox
-from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, differing, hand_plan, other, run_threads
-from tests.support.strategy_cases import SETTINGS, SGD, assert_agreed, case_of, close, straight
+from tests.support.steps.executor_threads import EVERY_STEP, Case, assert_goes_on, differing, hand_plan, other, run_threads
+from tests.support.steps.strategy_cases import SETTINGS, SGD, assert_agreed, case_of, close, straight
 
 CLIPPED = SGD | {"clip_norm": 0.3, "clip_by": "previous"}
 

@@ -10,8 +10,8 @@ import pytest
 from farflung.errors import PlanError
 from farflung.plan.check import check_plan
 from farflung.plan.model import Plan
-from tests.support.executor_threads import Case, differing, job_of, newest, other, plainly, random_batches, run_threads
-from tests.support.replica_cases import LAYOUTS, SIZES, case_of, knot, small_plan
+from tests.support.steps.executor_threads import Case, differing, job_of, newest, other, plainly, random_batches, run_threads
+from tests.support.steps.replica_cases import LAYOUTS, SIZES, case_of, knot, small_plan
 
 
 def equals_plain(case: Case) -> None:

@@ -29,8 +29,8 @@ from farflung.step.reduction.orders import JobOrder, Role, RouteOrder, StageUses
 from farflung.step.reduction.pieces import GradientPiece
 from farflung.step.transfer.outbox import OutgoingMessage
 from farflung.sync.reductions import Reduction, runs_of
-from tests.support.executor_threads import Case, Ran, differing, other, run_threads
-from tests.support.replica_cases import SIZES, case_of, small_plan
+from tests.support.steps.executor_threads import Case, Ran, differing, other, run_threads
+from tests.support.steps.replica_cases import SIZES, case_of, small_plan
 
 
 def by(kind: str, members: int) -> Reduction:

@@ -13,7 +13,7 @@ from farflung.engines import get_engine
 from farflung.engines.base import Array
 from farflung.step.stages import local_stages
 from farflung.step.stages.local_stages import LocalStages
-from tests.support.small_runs import small_setup
+from tests.support.steps.small_runs import small_setup
 
 
 def test_states_are_loaded_in_groups_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from farflung.step.run_setup import sender_of
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.loss_scale import LossScale
 from farflung.step.stages.scale_agreement import ScaleAgreement
-from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, job_of, root, run_threads
-from tests.support.small_runs import small_graph, small_job, small_setup
+from tests.support.steps.executor_threads import EVERY_STEP, Case, assert_goes_on, job_of, root, run_threads
+from tests.support.steps.small_runs import small_graph, small_job, small_setup
 
 HIGH: dict[str, Any] = {"precision": "fp16", "loss_scale": {"initial": 2.0**24, "every": 2}}
 

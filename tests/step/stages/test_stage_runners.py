@@ -17,7 +17,7 @@ from farflung.optim import file_bytes
 from farflung.plan import Plan, Stage
 from farflung.step.run_setup import RunSetup
 from farflung.step.stages.stage_runners import open_stage
-from tests.support.chains import chain
+from tests.support.plans.chains import chain
 
 
 class Opened:

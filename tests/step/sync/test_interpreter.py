@@ -19,9 +19,9 @@ from farflung.step.reduction.averaging import Averager, Outcome
 from farflung.sync import STRATEGIES
 from farflung.sync.commands import Exchange
 from farflung.telemetry import injecting
-from tests.support.executor_threads import Case, Ran, differing, hand_plan, newest, other, random_batches, run_threads
-from tests.support.strategy_cases import ELSEWHERE, GRID, SETTINGS, SGD, assert_agreed, case_of, close, straight
-from tests.support.strategy_specification import as_specified
+from tests.support.steps.executor_threads import Case, Ran, differing, hand_plan, newest, other, random_batches, run_threads
+from tests.support.steps.strategy_cases import ELSEWHERE, GRID, SETTINGS, SGD, assert_agreed, case_of, close, straight
+from tests.support.steps.strategy_specification import as_specified
 
 
 @pytest.mark.parametrize("grid", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["2 x 2", "2 x 1"])

@@ -14,9 +14,9 @@ from farflung.step.sync.layer_codecs import chosen_codecs, codecs_from, codecs_t
 from farflung.step.sync.stage_replica import StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
 from farflung.sync import LayerCodecs, get_strategy
-from tests.support.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, other, run_threads
-from tests.support.small_nets import world
-from tests.support.strategy_cases import assert_agreed, case_of, close, straight
+from tests.support.models.small_nets import world
+from tests.support.steps.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, other, run_threads
+from tests.support.steps.strategy_cases import assert_agreed, case_of, close, straight
 
 RULE = LayerCodecs(options=("identity", "int8", "int2"), error=0.0, every=2)
 #: Of each layer: the squared norm, then of each option what it loses and its bytes. The first layer hardly counts.

@@ -11,8 +11,8 @@ import pytest
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.sync import LayerInfo, World
 from farflung.units import Bytes, Seconds
-from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, differing, run_threads
-from tests.support.strategy_cases import case_of
+from tests.support.steps.executor_threads import EVERY_STEP, Case, assert_goes_on, differing, run_threads
+from tests.support.steps.strategy_cases import case_of
 
 
 class Clock:

@@ -16,8 +16,8 @@ from farflung.step.run_setup import RunSetup
 from farflung.step.sync.local_step_counts import LocalStepCounts
 from farflung.step.transfer.outbox import Outbox
 from farflung.sync import get_strategy
-from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_threads
-from tests.support.strategy_cases import assert_agreed, case_of
+from tests.support.steps.executor_threads import EVERY_STEP, Case, assert_goes_on, hand_plan, other, run_threads
+from tests.support.steps.strategy_cases import assert_agreed, case_of
 
 #: Seconds of a local step by device; "b" and "d" have no first stage and are not asked.
 SECONDS = {"a": 1.0, "c": 2.0}

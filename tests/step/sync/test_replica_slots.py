@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from farflung.step.sync.replica_slots import RetainedReplica, read_slots, wanted_by, write_slots
 from farflung.sync import STRATEGIES
-from tests.support.executor_threads import assert_goes_on, other, run_threads
-from tests.support.strategy_cases import ELSEWHERE, SETTINGS, case_of
+from tests.support.steps.executor_threads import assert_goes_on, other, run_threads
+from tests.support.steps.strategy_cases import ELSEWHERE, SETTINGS, case_of
 
 #: Periods of three steps, and checkpoints after two: always in the middle.
 PERIODS = {

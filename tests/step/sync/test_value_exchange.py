@@ -11,8 +11,8 @@ from farflung.errors import WireError
 from farflung.step.sync.stage_replica import StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
 from farflung.sync.commands import Exchange
-from tests.support.executor_threads import EVERY_STEP, other, run_threads
-from tests.support.strategy_cases import case_of, straight
+from tests.support.steps.executor_threads import EVERY_STEP, other, run_threads
+from tests.support.steps.strategy_cases import case_of, straight
 
 
 @pytest.mark.parametrize("left", [1, 2])

@@ -12,8 +12,8 @@ from farflung.engines.base import Array
 from farflung.plan.model import CodecChoice, LinkPlan
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.telemetry import CodecUse
-from tests.support.executor_threads import Case, calm_tangle, job_of, run_threads
-from tests.support.sample_cache_cases import CODEC, SIZES, again, case_of
+from tests.support.steps.executor_threads import Case, calm_tangle, job_of, run_threads
+from tests.support.steps.sample_cache_cases import CODEC, SIZES, again, case_of
 
 ARRAY = np.array([3.0, 4.0], np.float32)
 

@@ -16,7 +16,7 @@ from farflung.step.transfer import outbox as runtime_links
 from farflung.step.transfer.outbox import LinkUse, Outbox, OutgoingMessage
 from farflung.transports.base import Urgency
 from farflung.wire.frames import Frame
-from tests.support.futures import PATIENCE, later
+from tests.support.network.futures import PATIENCE, later
 
 
 class Wire:

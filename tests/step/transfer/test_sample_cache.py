@@ -23,7 +23,7 @@ from farflung.plan.model import Plan, Replica
 from farflung.step.run_setup import Phase, RunSetup
 from farflung.step.transfer.sample_cache import SampleCache
 from farflung.step.transfer.value_transfer import ValueTransfer
-from tests.support.executor_threads import (
+from tests.support.steps.executor_threads import (
     Case,
     differing,
     hand_plan,
@@ -33,7 +33,7 @@ from tests.support.executor_threads import (
     random_batches,
     run_threads,
 )
-from tests.support.sample_cache_cases import BITS, BOTH, CODEC, LIMIT, SIZES, case_of, every_link
+from tests.support.steps.sample_cache_cases import BITS, BOTH, CODEC, LIMIT, SIZES, case_of, every_link
 
 
 @dataclass

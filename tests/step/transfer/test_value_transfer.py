@@ -25,7 +25,7 @@ from farflung.step.transfer.outbox import Outbox
 from farflung.step.transfer.value_transfer import ValueTransfer
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame, decode_frame, encode_frame
-from tests.support.small_runs import small_graph, small_plan, small_setup
+from tests.support.steps.small_runs import small_graph, small_plan, small_setup
 
 LIMIT = 1 << 20
 USE = UseKey(step=0, stage=0, state="w", op="op")

@@ -11,8 +11,8 @@ from farflung.messages.data import UnitInputs
 from farflung.plan.verification import Unit
 from farflung.step.run_setup import most_value_bytes
 from farflung.step.verification.unit_inputs import UnitInputArrays, pack_inputs, unpack_inputs
-from tests.support.sent_messages import sent
-from tests.support.small_runs import small_setup
+from tests.support.network.sent_messages import sent
+from tests.support.steps.small_runs import small_setup
 
 SETUP = small_setup("b")
 FIRST, LAST = SETUP.subgraphs

@@ -15,7 +15,7 @@ from farflung.sync import METHODS, PartialSchedule, partial_sync_schedule
 from farflung.sync.layer_sets.bounds import exposed_bound
 from farflung.sync.layer_sets.free_sets import free, list_schedules
 from farflung.sync.layer_sets.layers import Layers, exposed_seconds
-from tests.support.layer_time_instances import assignments, period, problems, random_times, splits
+from tests.support.plans.layer_time_instances import assignments, period, problems, random_times, splits
 
 Problem = tuple[list[float], list[float], int]
 

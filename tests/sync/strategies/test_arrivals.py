@@ -17,10 +17,10 @@ from farflung.sync import World, get_strategy
 from farflung.sync.commands import Axpy, Exchange, Mean
 from farflung.sync.local_step_counts import begun, ended, step_of, takes
 from farflung.testing.replicas import Group
-from tests.support.executor_threads import EVERY_STEP, differing, other, run_threads
-from tests.support.small_nets import flat, group, task, world
-from tests.support.small_runs import small_job
-from tests.support.strategy_cases import case_of, straight
+from tests.support.models.small_nets import flat, group, task, world
+from tests.support.steps.executor_threads import EVERY_STEP, differing, other, run_threads
+from tests.support.steps.small_runs import small_job
+from tests.support.steps.strategy_cases import case_of, straight
 
 NAMES = ["fedbuff", "fedfix", "fedcompass"]
 #: The second member is half as fast as the first one, the third a sixth.

@@ -9,9 +9,9 @@ import pytest
 
 from farflung.errors import InputError
 from farflung.sync import get_strategy
-from tests.support.executor_threads import differing, other, run_threads
-from tests.support.small_nets import flat, group
-from tests.support.strategy_cases import case_of, straight
+from tests.support.models.small_nets import flat, group
+from tests.support.steps.executor_threads import differing, other, run_threads
+from tests.support.steps.strategy_cases import case_of, straight
 
 
 def test_replicas_are_equal_until_they_branch_and_after_they_merge() -> None:

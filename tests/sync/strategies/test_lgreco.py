@@ -8,7 +8,7 @@ import pytest
 
 from farflung.errors import InputError
 from farflung.sync import get_strategy
-from tests.support.small_nets import world
+from tests.support.models.small_nets import world
 
 
 def test_each_layer_goes_through_its_codec() -> None:

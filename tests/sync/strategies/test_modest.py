@@ -13,9 +13,9 @@ from farflung.errors import InputError
 from farflung.sync import get_strategy
 from farflung.sync.commands import Exchange, Mean, Update
 from farflung.sync.strategies.modest import Modest
-from tests.support.executor_threads import EVERY_STEP, assert_goes_on, differing, other, run_threads
-from tests.support.small_nets import flat, group, world
-from tests.support.strategy_cases import assert_agreed, case_of, straight
+from tests.support.models.small_nets import flat, group, world
+from tests.support.steps.executor_threads import EVERY_STEP, assert_goes_on, differing, other, run_threads
+from tests.support.steps.strategy_cases import assert_agreed, case_of, straight
 
 
 def of(**settings: Any) -> Modest:

@@ -21,7 +21,7 @@ from farflung.transports.punching.observer import AddressObserver
 from farflung.transports.rpc import RpcClient
 from farflung.transports.rpc.server import RpcHost, RpcServer
 from farflung.wire.frames import Frame
-from tests.support.quiet import PATIENCE, until
+from tests.support.network.quiet import PATIENCE, until
 
 
 @dataclass

@@ -16,7 +16,7 @@ from farflung.transports.config import TransportConfig
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 Member = Callable[..., Credentials]
 PATIENCE = 60.0

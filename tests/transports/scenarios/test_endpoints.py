@@ -16,7 +16,7 @@ from farflung.transports.shaping import LinkShape, ShapedEndpoint
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import BytesPerSecond, Seconds
 from farflung.wire.frames import Frame, FrameLimits
-from tests.support.quiet import nobody, settled
+from tests.support.network.quiet import nobody, settled
 
 Make = Callable[..., Endpoint]
 PATIENCE = 30.0

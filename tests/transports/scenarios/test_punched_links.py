@@ -12,7 +12,7 @@ from farflung.transports.config import TransportConfig
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
-from tests.support.quiet import PATIENCE, until
+from tests.support.network.quiet import PATIENCE, until
 
 Member = Callable[..., Credentials]
 BRIEF = TransportConfig(redial=Seconds(0.01))

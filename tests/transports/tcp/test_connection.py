@@ -20,7 +20,7 @@ from farflung.transports.tcp.relay_calls import PROTOCOL
 from farflung.transports.tcp.sockets import set_backlog
 from farflung.units import Seconds
 from farflung.wire.headers import pack_value
-from tests.support.quiet import PATIENCE, until
+from tests.support.network.quiet import PATIENCE, until
 
 #: On a busy machine, nobody is taken for dead.
 CALM = TransportConfig(resume=Seconds(PATIENCE), heartbeat=Seconds(10.0))

@@ -30,8 +30,8 @@ from farflung.transports.tcp.sockets import KernelView, TlsContexts, dial, flow_
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from farflung.wire.headers import pack_value
-from tests.support.quiet import PATIENCE, until
-from tests.support.silent_callers import client_hello
+from tests.support.network.quiet import PATIENCE, until
+from tests.support.network.silent_callers import client_hello
 
 Member = Callable[..., Credentials]
 #: A busy machine may not let a thread run for seconds: nobody is taken for dead in that time, and nobody is given up.

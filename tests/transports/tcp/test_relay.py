@@ -23,7 +23,7 @@ from farflung.transports.tcp.relay import Desk, Forwarder, Way
 from farflung.transports.tcp.relay_calls import RelayRequest
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
-from tests.support.quiet import PATIENCE, until
+from tests.support.network.quiet import PATIENCE, until
 
 Member = Callable[..., Credentials]
 CONFIG = TransportConfig(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import chromium, launched
+from tests.support.servers.browser import chromium, launched
 
 
 @pytest.fixture(scope="module")

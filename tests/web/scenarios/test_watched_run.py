@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from farflung.security import Ticket
-from tests.support.browser import Visitor, axe_script, serious_problems, visiting
-from tests.support.command_processes import Program
-from tests.support.loopback import text_folder
+from tests.support.commands.command_processes import Program
+from tests.support.runs.loopback import text_folder
+from tests.support.servers.browser import Visitor, axe_script, serious_problems, visiting
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from farflung.cluster import Topology
-from tests.support.browser import Visitor, axe_script, serious_problems, visiting
-from tests.support.command_processes import Program
-from tests.support.planned_jobs import run
-from tests.support.small_runs import small_job, small_plan
-from tests.support.written_runs import WrittenAttempt, write_run
+from tests.support.commands.command_processes import Program
+from tests.support.commands.planned_jobs import run
+from tests.support.records.written_runs import WrittenAttempt, write_run
+from tests.support.servers.browser import Visitor, axe_script, serious_problems, visiting
+from tests.support.steps.small_runs import small_job, small_plan
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.futures import PATIENCE
+from tests.support.network.futures import PATIENCE
 
 pytest.importorskip("nicegui")
 

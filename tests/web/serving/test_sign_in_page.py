@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from farflung.web.serving.sign_in_page import sign_in_page
-from tests.support.browser import chromium, launched
+from tests.support.servers.browser import chromium, launched
 
 SITE = "http://dashboard.test"
 

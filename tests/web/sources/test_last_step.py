@@ -6,7 +6,7 @@ from pathlib import Path
 
 from farflung.telemetry import ClockOffset, Span, SpanKind, write_spans
 from farflung.web.sources.last_step import last_step_chart
-from tests.support.small_runs import small_plan
+from tests.support.steps.small_runs import small_plan
 
 
 def spans(steps: int) -> list[Span]:

@@ -10,8 +10,8 @@ from farflung.cluster import Topology
 from farflung.telemetry import RunFolder, StepRecord
 from farflung.web.sources import ledgers as module
 from farflung.web.sources.ledgers import Ledgers
-from tests.support.small_runs import small_job, small_plan
-from tests.support.written_runs import WrittenAttempt, write_run
+from tests.support.records.written_runs import WrittenAttempt, write_run
+from tests.support.steps.small_runs import small_job, small_plan
 
 TWO = Topology.preset("local4-two-regions")
 

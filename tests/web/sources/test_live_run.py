@@ -7,7 +7,7 @@ from pathlib import Path
 from farflung.telemetry import RunFolder, RunResult, StepRecord
 from farflung.telemetry.records import EvaluationRecord
 from farflung.web.sources.live_run import LiveRun
-from tests.support.small_runs import small_job
+from tests.support.steps.small_runs import small_job
 
 
 def finished(folder: Path, steps: int) -> RunFolder:

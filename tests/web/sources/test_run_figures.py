@@ -18,7 +18,7 @@ from farflung.web.reports.run import load_run
 from farflung.web.reports.tables import headline as report_headline
 from farflung.web.sources.live_run import LiveRun
 from farflung.web.sources.run_figures import device_use, link_uses, pace, smoothed, traffic
-from tests.support.small_runs import small_job, small_plan
+from tests.support.steps.small_runs import small_job, small_plan
 
 
 def run_in(folder: Path, steps: int = 3, plan: Plan | None = None) -> LiveRun:

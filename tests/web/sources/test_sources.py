@@ -12,7 +12,7 @@ from farflung.errors import ConnectionLost
 from farflung.telemetry import RunFolder
 from farflung.web.sources.broker_poll import BrokerPoll
 from farflung.web.sources.sources import Sources
-from tests.support.small_runs import small_job
+from tests.support.steps.small_runs import small_job
 
 
 def made(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from farflung.step.run_setup import RunSetup
 from farflung.transports.memory import MemoryHub
 from farflung.wire.frames import Frame
 from farflung.worker.links.link_shaping import shape_links
-from tests.support.quiet import until
+from tests.support.network.quiet import until
 
 
 class _Bundle:

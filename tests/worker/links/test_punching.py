@@ -20,8 +20,8 @@ from farflung.transports.connection_gate import ConnectionGate
 from farflung.transports.punching.observer import AddressObserver
 from farflung.worker.links import punching
 from farflung.worker.links.punching import Punching
-from tests.support.loopback import Loopback, plainly, same, states_of, text_folder, text_job
-from tests.support.quiet import PATIENCE, until
+from tests.support.network.quiet import PATIENCE, until
+from tests.support.runs.loopback import Loopback, plainly, same, states_of, text_folder, text_job
 
 #: An address of this machine at which no worker listens.
 ELSEWHERE = "127.0.0.2"

@@ -12,7 +12,7 @@ from torch import nn
 from farflung.engines import EngineSettings, MicroBatch, StageRunner
 from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
 from farflung.frontends.torch.capture import capture
-from tests.support.engine_drive import Stages, captured, equal_cuts, make, module_states
+from tests.support.engines.engine_drive import Stages, captured, equal_cuts, make, module_states
 
 SPLIT = EngineSettings(split_backward=True)
 

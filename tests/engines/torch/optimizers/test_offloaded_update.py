@@ -13,7 +13,7 @@ from farflung.engines.state_file import StateFile
 from farflung.engines.torch.optimizers.offloaded_update import OffloadedOptimizer
 from farflung.engines.torch.optimizers.wide_update import stage_optimizer
 from farflung.job.spec import GroupSpec, OptimizerSpec
-from tests.support.engine_drive import assert_equal, captured, equal_cuts, plain, run
+from tests.support.engines.engine_drive import assert_equal, captured, equal_cuts, plain, run
 
 ADAMW = OptimizerSpec(name="adamw", lr=1e-2, clip_norm=0.3, groups=(GroupSpec(match="bias", weight_decay=0.0),))
 

@@ -15,7 +15,16 @@ from farflung.errors import CheckpointError, InputError
 from farflung.job import JobSpec
 from farflung.job.spec import OptimizerSpec
 from farflung.optim import state_bytes
-from tests.support.executor_threads import EVERY_STEP, Case, assert_goes_on, calm_tangle, differing, job_of, plainly, run_threads
+from tests.support.steps.executor_threads import (
+    EVERY_STEP,
+    Case,
+    assert_goes_on,
+    calm_tangle,
+    differing,
+    job_of,
+    plainly,
+    run_threads,
+)
 
 WAYS = ["master", "stochastic"]
 

@@ -14,7 +14,7 @@ from farflung.errors import MemoryExceeded
 from farflung.graph.cut import cut
 from farflung.graph.parameter_blocks import gathered_bytes, holders, parameter_blocks, parameters_of
 from farflung.memory_budget import MemoryBudget
-from tests.support.engine_drive import captured
+from tests.support.engines.engine_drive import captured
 
 
 def shards(device: str, budget: MemoryBudget) -> Shards:
