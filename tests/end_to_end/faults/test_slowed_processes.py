@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +15,11 @@ import pytest
 from farflung.units import Seconds
 from farflung.wire.frames import Frame
 from tests.support.runs.loopback import Loopback, text_folder, text_job
+from tests.support.runs.slowed_processes import slowed
 from tests.support.runs.watched_runs import watched
 
 #: Longer than that of a broker, so that a busy machine has time to wake a process again.
 LEASE = Seconds(12.0)
-#: A slowed process runs for this part of this many seconds.
-SHARE, PERIOD = 0.15, 0.04
 
 
 @contextmanager
@@ -40,26 +38,6 @@ def processes(cluster: Loopback, *names: str) -> Iterator[dict[str, subprocess.P
         for process in made.values():
             process.kill()
             process.wait()
-
-
-@contextmanager
-def slowed(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """It is stopped most of the time, again and again."""
-    over = threading.Event()
-
-    def act() -> None:
-        while not over.wait(PERIOD * SHARE):
-            process.send_signal(signal.SIGSTOP)
-            over.wait(PERIOD * (1 - SHARE))
-            process.send_signal(signal.SIGCONT)
-
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def until(frames: Iterator[Frame], text: str) -> str:
@@ -95,7 +73,7 @@ def test_slow_stopped_and_dead_are_told_apart(tmp_path: Path) -> None:
             for count, frame in enumerate(frames):  # how fast it is when nothing is wrong
                 if frame.kind == "record" and count > 40:
                     break
-            with slowed(made["b"]):
+            with slowed(made["b"], share=0.15, period=0.04):
                 until(frames, "worker b is slow but alive: it computes for ")
                 (run,) = cluster.client.status()["runs"]  # type: ignore[misc]
                 assert "b" in run["slow"]
