@@ -154,7 +154,7 @@ def test_a_worker_that_ends_is_reported_with_its_last_words(machines: Machines) 
 
 
 def test_a_broker_that_ends_is_reported(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    machines.refuses = 1
+    machines.refuses = 3
     monkeypatch.setattr(Remembering, "start_broker", lambda self: None)
     with pytest.raises(FarflungError, match="broker on here has ended: broker lacks it"):
         lifecycle().up()

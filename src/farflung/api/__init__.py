@@ -25,12 +25,37 @@
 | `what_if/`        | changes of a job and its cluster, and what they would bring                  |
 """
 
-from farflung.api.callbacks import EarlyStop, StopTraining
-from farflung.api.capturing import capture
-from farflung.api.detached import connect
-from farflung.api.evaluation import Evaluation
-from farflung.api.planning import plan, simulate
-from farflung.api.result import TrainResult
-from farflung.api.training import train
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farflung.api.callbacks import EarlyStop, StopTraining
+    from farflung.api.capturing import capture
+    from farflung.api.detached import connect
+    from farflung.api.evaluation import Evaluation
+    from farflung.api.planning import plan, simulate
+    from farflung.api.result import TrainResult
+    from farflung.api.training import train
 
 __all__ = ["EarlyStop", "Evaluation", "StopTraining", "TrainResult", "capture", "connect", "plan", "simulate", "train"]
+
+_MODULES = {
+    "EarlyStop": "callbacks",
+    "Evaluation": "evaluation",
+    "StopTraining": "callbacks",
+    "TrainResult": "result",
+    "capture": "capturing",
+    "connect": "detached",
+    "plan": "planning",
+    "simulate": "planning",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when they are first asked for: a command that submits a job loads no planner."""
+    if name in _MODULES:
+        return getattr(import_module(f"farflung.api.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'farflung.api' has no attribute {name!r}")

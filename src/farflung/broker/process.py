@@ -59,19 +59,16 @@ from farflung.security.audit_log import AuditLog
 from farflung.security.authority import CertificateAuthority
 from farflung.security.files import make_private_folder
 from farflung.security.name_book import NameBook
-from farflung.security.ticket_book import TicketBook
+from farflung.security.ticket_book import ADDRESS_FILE, TicketBook
 from farflung.transports.addresses import reachable_host
 from farflung.transports.punching.observer import AddressObserver
 from farflung.transports.rpc.server import RpcHost, RpcServer
 from farflung.transports.tcp.sockets import TlsContexts, dial
 from farflung.units import Seconds
 
-__all__ = ["ADDRESS", "Broker", "advertised", "own_folder"]
+__all__ = ["Broker", "advertised", "own_folder"]
 
 _DAY = Seconds(86400.0)
-
-#: The file of the broker's folder with the addresses that its tickets name, for ``farflung ticket issue``.
-ADDRESS = "address"
 
 
 def _nobody(line: str) -> None:
@@ -350,7 +347,7 @@ class Broker:
 
     def store_addresses(self) -> None:
         """Write the addresses to the folder, for the command that issues tickets."""
-        write_file(self.home / ADDRESS, [" ".join(self.addresses).encode()])
+        write_file(self.home / ADDRESS_FILE, [" ".join(self.addresses).encode()])
 
     def _listen_for_members(self, server: RpcServer, host: str, door: int, *, fixed: bool) -> int:
         """Open the port that was open with ``door`` the last time, so that members find a restarted broker."""

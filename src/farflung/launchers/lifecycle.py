@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -141,12 +142,13 @@ class Lifecycle:
             FarflungError: it has ended, or does not answer in time.
         """
         end = monotonic() + _BROKER_SECONDS
-        while True:
+        for count in itertools.count(1):
             try:
                 self.broker_status()
                 return
             except FarflungError as error:
-                self._refuse_ended([one for one in self.provider.processes() if one.name == BROKER])
+                if count % 3 == 0:  # a broker that starts refuses once or twice, and to look at all machines takes seconds
+                    self._refuse_ended([one for one in self.provider.processes() if one.name == BROKER])
                 if monotonic() >= end:
                     raise FarflungError(
                         f"the broker does not answer after {Seconds(_BROKER_SECONDS)}: {error}; see {self._logs(BROKER)}"

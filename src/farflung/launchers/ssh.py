@@ -121,12 +121,14 @@ class SshProvider:
         del folder  # the hosts store everything
         self._cluster = cluster
         self._ssh = settings_of(cluster, SshSettings)
+        #: What ``check`` has found. ``scale`` needs the workers among it, and each look takes seconds.
+        self._checked: Sequence[Process] | None = None
 
     def check(self, former: ClusterSpec | None) -> None:
         """Refuse hosts without farflung, and a file that lacks a host of ``former``: processes there would be forgotten."""
         if former is not None:
             self._check_hosts(former)
-        self.processes()
+        self._checked = self.processes()
 
     def _check_hosts(self, former: ClusterSpec) -> None:
         present = {host.address for host in self._ssh.hosts}
@@ -169,7 +171,8 @@ class SshProvider:
                 f"{count} workers are wanted, and ssh.hosts has {counted(len(chosen), 'place')}: "
                 "add hosts, or raise `workers` of a host"
             )
-        present = [process for process in self.processes() if process.name != BROKER]
+        checked, self._checked = self._checked, None
+        present = [one for one in (self.processes() if checked is None else checked) if one.name != BROKER]
         running = {process.name for process in present if process.state is ProcessState.RUNNING}
         kept = {place.name for place in chosen}
         missing = [place for place in chosen if place.name not in running]

@@ -16,7 +16,10 @@ from farflung.security.certificates import check_name
 from farflung.security.tickets import Ticket, describe_time
 from farflung.units import Seconds
 
-__all__ = ["TicketBook", "TicketRecord"]
+__all__ = ["ADDRESS_FILE", "TicketBook", "TicketRecord"]
+
+#: The file beside the book with the addresses that new tickets name. The broker writes it.
+ADDRESS_FILE = "address"
 
 _DAY = Seconds(86400.0)
 _SCHEMA = """CREATE TABLE IF NOT EXISTS tickets (

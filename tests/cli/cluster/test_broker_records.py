@@ -26,6 +26,11 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
     return over.value.code, capsys.readouterr().err
 
 
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> list[str]:
     return ["--home", str(tmp_path / "broker")]
@@ -44,7 +49,7 @@ def test_brokers_of_a_cluster_need_fixed_ports(home: list[str], capsys: pytest.C
 
 
 def test_a_missing_file_with_the_url_is_named(home: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, err = call(capsys, *home, "--records", f"@{tmp_path}/url")
+    code, err = call(capsys, *home, "--listen", free_address(), "--records", f"@{tmp_path}/url")
     assert code == 2
     assert err == f"farflung: the --records {tmp_path}/url can't be read: No such file or directory; check the path\n"
 
@@ -67,7 +72,7 @@ def test_a_standby_that_could_not_lead_says_so_before_it_waits(
     with socket.create_server(("127.0.0.1", 0)) as taken, closing(RecordsDatabase(url)) as database:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         words = [address if word == "taken" else word for word in options]
-        others = [] if address in words else ["--listen", "127.0.0.1:7070"]
+        others = [] if address in words else ["--listen", free_address()]
         # nobody has led this cluster: a broker that asked the database would say so
         code, err = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--standby", *others, *words)
         assert (code, database.leader()) == (2, LeaderRow())
@@ -77,12 +82,10 @@ def test_a_standby_that_could_not_lead_says_so_before_it_waits(
 def test_a_broker_that_cannot_be_opened_gives_the_lead_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sqlalchemy", reason="no SQLAlchemy: pip install 'farflung[sql]'")
     url = f"sqlite:///{tmp_path}/records.sqlite"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "b" / "authority").mkdir(parents=True)
     for name in ("authority-certificate.pem", "authority-key.pem"):
         write_private(tmp_path / "b" / "authority" / name, b"damaged")
-    code, err = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", listen)
+    code, err = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", free_address())
     assert code != 0
     assert "authority" in err
     with closing(RecordsDatabase(url)) as database:
@@ -103,7 +106,7 @@ def test_a_signal_right_after_a_broker_took_the_lead_gives_the_lead_back(
     monkeypatch.setattr(Leadership, "lead", interrupted)
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
-    code, _ = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", listen)
+    code, _ = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", free_address())
     with closing(RecordsDatabase(url)) as database:
         found = database.leader()
     assert (code, found.term, found.holder) == (0, 1, "")

@@ -62,10 +62,10 @@ def _known_address(place: Path) -> str:
     Raises:
         InputError: the broker has never been started.
     """
-    from farflung.broker.process import ADDRESS
+    from farflung.security.ticket_book import ADDRESS_FILE
 
     try:
-        return (place / ADDRESS).read_text(encoding="ascii").strip()
+        return (place / ADDRESS_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         raise InputError(
             f"{place} does not say where its broker is reached: start the broker once, or pass --address host:port"
