@@ -104,8 +104,6 @@ def test_a_signal_right_after_a_broker_took_the_lead_gives_the_lead_back(
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(Leadership, "lead", interrupted)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
     code, _ = call(capsys, "--home", str(tmp_path / "b"), "--records", url, "--listen", free_address())
     with closing(RecordsDatabase(url)) as database:
         found = database.leader()
