@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmarks.pictures.charts import Bars, Panel
+from benchmarks.pictures.charts import Bars, Curves, Panel
 
 __all__ = ["PICTURES"]
 
@@ -53,9 +53,22 @@ def _kept(results: Results) -> list[Panel]:
 
 
 def _hostile(results: Results) -> list[Panel]:
-    rows = {name: {"": 100 * gap} for name, gap in results("hostile")["gaps"].items()}
+    rows = dict[str, dict[str, float]]()
+    for defense, losses in results("hostile")["losses"].items():
+        for attack, loss in losses.items():
+            if attack != "none":
+                rows.setdefault(attack, {})[defense] = 100 * abs(loss / losses["none"] - 1)
     unit = "% difference of the loss"
     return [Bars(title="One hostile replica of five", unit=unit, rows=rows, targets=dict.fromkeys(rows, 5.0))]
+
+
+def _verification(results: Results) -> list[Panel]:
+    found = results("verification")["steps_until_named"]
+    middle = median(found)
+    levels = {f"median {middle:.0f}": middle, "target 1000": 1000.0}
+    dots = list(enumerate(sorted(map(float, found)), 1))
+    title = "A worker forges one step of a hundred"
+    return [Curves(title=title, x="run", y="steps until it is named", curves={"run": dots}, levels=levels, dots=True)]
 
 
 def _hybrid(results: Results) -> list[Panel]:

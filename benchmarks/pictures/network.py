@@ -124,6 +124,14 @@ def _startup(results: Results) -> list[Panel]:
     return [Bars(title="CPU time of commands", unit="ms", rows=rows, targets=marks)]
 
 
+def _launchers(results: Results) -> list[Panel]:
+    names = {"ssh": "SSH, 3 hosts", "slurm": "Slurm, 4 tasks", "ray": "Ray, 4 actors"}
+    found = results("launchers")
+    joined = {key: median(one["joined"] for one in found["seconds"][key]) for key in names}
+    rows = {name: {"all joined": joined[key], "first step": found["median_seconds"][key]} for key, name in names.items()}
+    return [Bars(title="From farflung up, on two cores", unit="seconds", rows=rows, targets=dict.fromkeys(rows, 30.0))]
+
+
 def _messages(results: Results) -> list[Panel]:
     rows: dict[str, dict[str, float]] = {}
     for name, value in results("messages")["median_microseconds"].items():
@@ -164,6 +172,7 @@ def _members(results: Results) -> list[Panel]:
 PICTURES: dict[str, Callable[[Results], list[Panel]]] = {
     "changing": _changing,
     "emulator": _emulator,
+    "launchers": _launchers,
     "members": _members,
     "messages": _messages,
     "nat": _nat,

@@ -89,6 +89,8 @@ class AskBroker(_Request, frozen=True, tag="ask"):
 
 
 HostRequest = StartProcesses | StopProcesses | ListProcesses | ShowLog | AskBroker
+_REQUESTS = msgspec.json.Decoder[HostRequest](HostRequest)
+_PROCESSES = msgspec.json.Decoder(tuple[HostedProcess, ...])
 
 
 def encode(body: object) -> str:
@@ -103,7 +105,7 @@ def read_request(text: str) -> HostRequest:
         InputError: the text is none that this version knows.
     """
     try:
-        request: HostRequest = msgspec.json.decode(text, type=HostRequest)
+        request: HostRequest = _REQUESTS.decode(text)
     except msgspec.MsgspecError as error:
         raise InputError(
             f"this is no request to a host: {error}; farflung up sends requests, and both machines need the same version"
@@ -119,7 +121,7 @@ def read_processes(text: str, place: str) -> Sequence[HostedProcess]:
     """
     line = text.strip().rpartition("\n")[2]
     try:
-        return msgspec.json.decode(line, type=tuple[HostedProcess, ...])
+        return _PROCESSES.decode(line)
     except msgspec.MsgspecError:
         raise VersionError(
             f"{place}: the answer {line[:80]!r} is not that of farflung host: install this version of farflung there"

@@ -45,6 +45,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     started: float
 
 
+_RECORDS = msgspec.json.Decoder(_Record)
+
+
 class HostedProcesses:
     """The processes of the cluster ``name`` on this host."""
 
@@ -145,7 +148,7 @@ class HostedProcesses:
     def _find(self, name: str) -> psutil.Process | None:
         """Return the process ``name`` if it runs."""
         try:
-            record = msgspec.json.decode(self._file(name, ".json").read_bytes(), type=_Record)
+            record = _RECORDS.decode(self._file(name, ".json").read_bytes())
             process = psutil.Process(record.pid)
             same = abs(process.create_time() - record.started) < _SAME_START
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None

@@ -15,6 +15,7 @@ from msgspec.structs import force_setattr
 from farflung.errors import WireError
 from farflung.messages.schema import Channel, Message, SectionedMessage, message_types, type_of
 from farflung.wire.frames import Frame
+from farflung.wire.struct_types import prepare
 
 __all__ = ["decode", "decode_as", "encode", "from_plain", "holds", "to_plain", "types_on"]
 
@@ -62,6 +63,7 @@ def decode(frame: Frame, channel: Channel) -> Message:
     found = types_on(channel).get(frame.kind)
     if found is None:
         raise WireError(_unknown_kind(frame.kind, channel))
+    prepare(found)
     try:
         message = msgspec.convert(frame.header, found)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -18,6 +18,7 @@ from farflung.engines.devices import ComputeDevice
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.errors import WireError
 from farflung.graph.cut import Edge
+from farflung.wire.struct_types import prepare
 
 __all__ = [
     "Answer",
@@ -277,6 +278,7 @@ def receive_with_files(channel: socket.socket, kind: Any, count: int, arena: Are
 def _decode(packet: bytes, kind: Any, arena: Arena | None) -> Any:
     decoder = _DECODERS.get(kind)
     if decoder is None:
+        prepare(kind)
         decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
     try:
         message = decoder.decode(packet)

@@ -45,6 +45,9 @@ class Analysis:
     problem: str = ""
 
 
+_DECODER = msgspec.json.Decoder(Analysis)
+
+
 def analyze(folder: Path) -> Analysis:
     """Return the analysis of the run in ``folder`` under its newest plan."""
     from farflung.api.plan_explanation import Case, reasons
@@ -112,7 +115,7 @@ class Analyses:
             process = await asyncio.create_subprocess_exec(*command, stdin=_NOTHING, stdout=asyncio.subprocess.PIPE)
             answer, _ = await process.communicate()
             if process.returncode == 0:
-                found = msgspec.json.decode(answer, type=Analysis)
+                found = _DECODER.decode(answer)
         except (OSError, msgspec.MsgspecError) as error:
             found = Analysis(problem=f"the simulation failed: {error}")
         finally:

@@ -55,13 +55,15 @@ class _Line(msgspec.Struct):
     codecs: dict[str, _Use] = {}
 
 
+_DECODER = msgspec.json.Decoder(_Line)
+
+
 class RunSeries:
     """The metrics of one run. One thread reads; pages on the event loop only look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
-        self._decoder = msgspec.json.Decoder(_Line)
         self._offset = self._elapsed = 0.0
         self.columns: dict[str, array[float]] = {name: array("d") for name in COLUMNS}
         self._known: set[str] = set()
@@ -126,7 +128,7 @@ class RunSeries:
 
     def _take(self, line: bytes) -> None:
         try:
-            found = self._decoder.decode(line)
+            found = _DECODER.decode(line)
             if found.kind == "step":
                 self._step(found)
                 self._recent.append(line)
