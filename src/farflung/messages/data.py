@@ -227,7 +227,7 @@ class MeanPieces(RunMessage, kind="pieces", on=Channel.DATA, sections=ANY_SECTIO
 
 
 class Slope(RunMessage, kind="slope", on=Channel.DATA, sections=ONE_SECTION):
-    """The finite difference of the loss along a seeded direction, in as many bits as the strategy says."""
+    """Finite differences of the loss along seeded directions, the oldest first, in as many bits as the strategy says."""
 
     step: Count
 

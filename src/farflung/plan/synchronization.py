@@ -243,6 +243,12 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
             f"memory = {memory!r} with optimizer {job.optimizer.name!r}, momentum {job.optimizer.momentum:g}: the memory has the "
             "momentum itself; set optimizer.name = 'sgd' and optimizer.momentum = 0, or take memory = 'error_feedback'"
         )
+    optimizer = job.optimizer
+    if traits.plain_sgd and (optimizer.name != "sgd" or optimizer.momentum or optimizer.weight_decay or optimizer.groups):
+        raise InputError(
+            f"optimizer {optimizer.name!r}: {traits.name} builds the steps of other replicas from numbers, so a step must be the "
+            "learning rate times the gradient; set optimizer.name = 'sgd', and remove momentum, weight_decay and groups"
+        )
     if traits.sent is Sent.SCALARS and job.codec.name != "identity":
         raise InputError(
             f"codec.name = {job.codec.name!r}: {traits.name} compares two losses that lie close together, and a codec between "

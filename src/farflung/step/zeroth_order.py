@@ -2,6 +2,8 @@
 
 Each worker moves its own stages, so a direction is drawn by parameter (``seeded_directions``), which no cut of the model changes.
 The device that makes a pipeline's loss sends the slope to all others: a step's traffic between replicas is one number from each.
+With local steps, it sends the slope to its pipeline alone. At the end of a sync round, the replicas of a stage send each other
+all slopes of the round.
 Moved parameters are restored from a copy, so rounding leaves no trace, and replicas that began equal stay equal bit for bit.
 Memory: a copy of the parameters, a step's inputs; activations are not kept.
 """
@@ -45,6 +47,8 @@ class ZerothOrderMode:
         self, context: StepContext, stages: LocalStages, vote: StepVote, sync: Synchronizer, settings: ZerothOrder
     ) -> None:
         self._context, self._stages, self._vote, self._sync, self._settings = context, stages, vote, sync, settings
+        #: Whether pipelines take local steps, whose slopes others need only at the end of a sync round.
+        self._local = sync.drifts
         #: stage -> samples in the micro-batch -> runner
         self._runners: dict[int, dict[int, StageRunner]] = {}
 
@@ -65,26 +69,26 @@ class ZerothOrderMode:
         """There are no threads."""
 
     def receive(self, peer: str, slope: Slope) -> None:
-        """Store the slope of ``peer`` (transport thread).
+        """Store slopes of ``peer`` (transport thread).
 
         Raises:
-            WireError: it has another size than the strategy says.
+            WireError: they have another size than the strategy says.
         """
-        data, bits = memoryview(slope.sections[0]), self._settings.bits
-        if data.nbytes != bits // 8:
-            raise WireError(f"a slope of {bits} bits came as {data.nbytes} bytes")
+        data, bits, most = memoryview(slope.sections[0]), self._settings.bits, self._settings.most
+        if data.nbytes not in {bits // 8, most * bits // 8}:
+            raise WireError(f"slopes of {bits} bits, {most} of them at most, came as {data.nbytes} bytes")
         self._context.inbox.put(("slope", slope.step, peer), widened(bytes(data), bits))
 
     def _measure(self, step: int, meter: StepMeter) -> dict[int, float]:
         """Compute both probes and send the slope; the parameters are as before."""
         setup, probes = self._context.setup, self._sync.probes
-        before = {stage: self._stages.base(stage).states(names) for stage, (_, names) in probes.items()}
+        before = {stage: self._stages.base(stage).states(probe.names) for stage, probe in probes.items()}
         data: Inputs = {}
         found = []
         for phase, sign in ((Phase.TRAIN, 1.0), (Phase.PROBE, -1.0)):
-            for stage, (probe, _) in probes.items():
+            for stage, probe in probes.items():
                 with meter.computing(stage):
-                    self._move(stage, probe, sign, before[stage])
+                    self._move(stage, probe.command, sign, before[stage])
             source = _Probe(self._context, self._runners, (step, phase), data)
             run_actions(source, self._context, meter)
             found.append(source.losses)
@@ -97,11 +101,34 @@ class ZerothOrderMode:
             self._send(step, gap / (2 * self._settings.scale))
         return {index: (there[index] + back[index]) / 2 for index in there}
 
-    def _gather(self, step: int) -> dict[int, float]:
-        """Wait for the slope of each pipeline; return them by rank, as they were sent."""
-        setup = self._context.setup
-        makers = setup.plan.stages[setup.loss_stage].devices
-        return {rank: self._context.inbox.take(("slope", step, device)) for rank, device in enumerate(makers)}
+    def _gather(self, step: int) -> dict[int, list[float]]:
+        """Wait for the slopes that arrive in ``step``; return them by rank, as they were sent.
+
+        Raises:
+            WireError: another number of them came than the strategy's program asks for.
+        """
+        setup, probes = self._context.setup, self._sync.probes
+        makers = dict(enumerate(setup.plan.stages[setup.loss_stage].devices))
+        if not self._local:
+            return {rank: self._take(step, device, 1) for rank, device in makers.items()}
+        own = self._take(step, makers[setup.number], 1)
+        probe = next(iter(probes.values()), None)  # the same in all stages
+        if probe is None or len(probe.command.group) == 1:
+            return {setup.number: own}
+        found = {setup.number: [*probe.slopes, *own]}
+        stages = [setup.plan.stages[stage] for stage in probes]
+        others = {device: rank for stage in stages for rank, device in enumerate(stage.devices) if rank != setup.number}
+        self._post(step, found[setup.number], tuple(others))
+        for device, rank in others.items():  # two devices of a pipeline send the same
+            found[rank] = self._take(step, device, probe.command.last)
+        return found
+
+    def _take(self, step: int, device: str, due: int) -> list[float]:
+        """Wait for the slopes of ``device``, as many as are ``due``."""
+        found: list[float] = self._context.inbox.take(("slope", step, device))
+        if len(found) != due:
+            raise WireError(f"{device} sent {len(found)} slopes in step {step}, and {due} were due")
+        return found
 
     def _move(self, stage: int, probe: Probe, sign: float, before: Mapping[str, Array]) -> None:
         moved = {}
@@ -111,12 +138,16 @@ class ZerothOrderMode:
 
     def _send(self, step: int, slope: float) -> None:
         """Send the slope, and store it here as narrow as it is sent, so that all workers count the same number."""
-        setup = self._context.setup
-        data = narrow(slope, self._settings.bits).tobytes()
-        self._context.inbox.put(("slope", step, setup.device), widened(data, self._settings.bits))
+        setup, bits = self._context.setup, self._settings.bits
+        self._context.inbox.put(("slope", step, setup.device), widened(narrow(slope, bits).tobytes(), bits))
+        self._post(step, [slope], setup.update_group if self._local else setup.peers)
+
+    def _post(self, step: int, slopes: Sequence[float], peers: Sequence[str]) -> None:
+        setup, bits = self._context.setup, self._settings.bits
+        data = b"".join(narrow(slope, bits).tobytes() for slope in slopes)
         message = Slope(run=setup.run, step=step, sections=(data,))
         pair = (setup.loss_stage, setup.loss_stage)
-        for peer in setup.peers:
+        for peer in peers:
             outgoing = OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL, step=step, pair=pair, dense=len(data))
             self._context.outbox.post(peer, outgoing)
 

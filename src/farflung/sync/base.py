@@ -69,10 +69,14 @@ class NeedsOneStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZerothOrder:
-    """How a strategy without a backward measures: parameters move by ``scale``, the slope is sent in ``bits``."""
+    """How a strategy without a backward measures: parameters move by ``scale``, the slope is sent in ``bits``.
+
+    ``most``: the largest number of slopes that a member sends at once.
+    """
 
     scale: float
     bits: int
+    most: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,8 @@ class Traits:
     ``layer_codecs``: given where each layer has a codec of its own.
     ``zeroth_order``: given where a step has no backward. ``needs_one_stage``: settings that forbid parameters that two stages
     share. ``faulty``: members whose gradients may be anything, NaN included. ``least_steps``: a run of fewer steps ends with the
-    parameters that it began with, whatever the members' speeds.
+    parameters that it began with, whatever the members' speeds. ``plain_sgd``: an update must be ``-lr`` times its gradient, so
+    that members can build each other's local steps.
     """
 
     name: str
@@ -127,11 +132,12 @@ class Traits:
     needs_one_stage: tuple[NeedsOneStage, ...] = ()
     faulty: int = 0
     least_steps: int = 1
+    plain_sgd: bool = False
 
     @property
     def drifts(self) -> bool:
         """Whether replicas hold parameters of their own between exchanges."""
-        return self.sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS)
+        return self.sent in (Sent.PARAMETERS, Sent.PSEUDO_GRADIENTS) or (self.sent is Sent.SCALARS and self.sync_every > 1)
 
     @property
     def adds_up(self) -> bool:

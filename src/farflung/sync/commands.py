@@ -130,7 +130,7 @@ class Probe:
     ``group``.
 
     z has a random sign for each number of the parameters of ``layers``; parameters are as before afterwards, bit for bit.
-    ``bits``: of the number sent.
+    ``bits``: of the number sent. ``last``: how many of the member's newest numbers are sent, this one included.
     """
 
     tag: str
@@ -139,12 +139,14 @@ class Probe:
     seed: int
     scale: float
     bits: int
+    last: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """Wait for probe ``tag``; ``gradient`` of ``layers`` becomes the sum of ``weight x number x z(seed)`` over the members that
-    are present, in order. Several of one tag take different layers."""
+    are present, in order. A member that occurs several times gives its newest numbers, the oldest of them first. Numbers of one
+    seed are added before its direction is drawn. Several of one tag take different layers."""
 
     tag: str
     layers: tuple[int, ...]

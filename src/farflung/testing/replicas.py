@@ -89,6 +89,7 @@ class Replica:
     inner: Inner
     queue: deque[Command] = field(default_factory=deque)
     sent_bytes: float = 0.0
+    slopes: list[float] = field(default_factory=list)
     remembered: Remembered = field(default_factory=Remembered)
 
     @property
@@ -135,6 +136,16 @@ class Group:
             RuntimeError: all replicas wait for each other.
         """
         return [self._take_step() for _ in range(steps)]
+
+    def end(self) -> None:
+        """End the run: carry out what the strategy has for its end.
+
+        Raises:
+            RuntimeError: all replicas wait for each other.
+        """
+        for replica in self._present():
+            replica.queue.extend(self.strategy.end(self._step, replica.world))
+        self._drain()
 
     def spread(self) -> float:
         """Root of the mean squared distance of the replicas' parameters from their mean (divergence)."""
@@ -278,17 +289,23 @@ class Group:
                 moved[layer] = moved[layer] + self._signs(replica, command.seed, layer) * moved[layer].dtype.type(sign)
             ends.append(self.task.gradient(moved, self._step, replica.world.rank)[0])
         number = narrow((ends[0] - ends[1]) / (2 * command.scale), command.bits)
-        replica.sent_bytes += command.bits / 8
-        self._post(command.tag, command.group, replica.world.rank, [number.astype(np.float64)])
+        replica.slopes.append(float(number[0]))
+        replica.sent_bytes += command.last * command.bits / 8 * (len(command.group) > 1)
+        self._post(command.tag, command.group, replica.world.rank, [np.array(replica.slopes[-command.last :])])
 
     def _replay(self, replica: Replica, command: Replay) -> None:
         values = self._posts[command.tag].values
-        shares = renormalized(command.group, command.weights, values)
+        weights = dict(zip(command.group, command.weights, strict=True))
+        shares = renormalized(tuple(weights), tuple(weights.values()), values)
         for layer in command.layers:
-            total = np.zeros_like(replica.parameters[layer])
+            totals: dict[int, float] = {}
             for rank, share in shares.items():
-                factor = total.dtype.type(share * float(values[rank][0][0]))
-                total += self._signs(replica, command.seeds[command.group.index(rank)], layer) * factor
+                seeds = [seed for member, seed in zip(command.group, command.seeds, strict=True) if member == rank]
+                for seed, number in zip(seeds, values[rank][0][-len(seeds) :], strict=True):
+                    totals[seed] = totals.get(seed, 0.0) + share * float(number)
+            total = np.zeros_like(replica.parameters[layer])
+            for seed, factor in totals.items():
+                total += self._signs(replica, seed, layer) * total.dtype.type(factor)
             replica.registers["gradient"][layer] = total
 
     def _signs(self, replica: Replica, seed: int, layer: int) -> Array:

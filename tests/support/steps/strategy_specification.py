@@ -9,7 +9,6 @@ import torch
 
 from farflung.engines.base import Array
 from farflung.plan.synchronization import strategy_of, world_of
-from farflung.sync import get_strategy
 from farflung.testing.replicas import Group, Task
 from tests.support.steps.executor_threads import Case, hand_plan, run_threads
 from tests.support.steps.strategy_cases import ALONE, straight
@@ -17,7 +16,6 @@ from tests.support.steps.strategy_cases import ALONE, straight
 
 def as_specified(case: Case, register: str = "") -> None:
     """Workers against ``testing.replicas``. ``register``: what workers end with (empty: parameters, or their mean)."""
-    strategy = case.job.sync.strategy
     plan = hand_plan(case, case.graphs()[4])
     assert plan.sync is not None
     names = [layer.parameters for layer in plan.sync.layers[0]]
@@ -51,14 +49,12 @@ def as_specified(case: Case, register: str = "") -> None:
         optimizer=case.job.optimizer,
         names=[[(name, int(np.prod(shapes[name]))) for name in held] for held in names],
     )
-    group = Group(strategy_of(plan), world, task)
+    group = Group(strategy := strategy_of(plan), world, task)
     group.run(case.job.steps)
-    averaged = get_strategy(strategy).traits.drifts
+    if strategy.traits.drifts and not register:  # workers end in agreement
+        group.end()
     ran = run_threads(case)
     for rank, device in enumerate("ac"):
         layers = group.replicas[rank].registers[register or "parameters"]
-        if averaged and not register:  # workers end in agreement
-            rows = [replica.parameters for replica in group.replicas]
-            layers = [sum(share * row[i] for share, row in zip(world.weights, rows, strict=True)) for i in range(len(names))]
         for name, tensor in split([np.asarray(layer, np.float32) for layer in layers]).items():
             np.testing.assert_allclose(ran.held[device][name], tensor.numpy(), rtol=1e-4, atol=1e-5, err_msg=f"{device} {name}")

@@ -33,15 +33,15 @@ class StepFacts:
     """What the commands of one step need and find.
 
     ``rates``: learning rates of the parameter groups. ``scale``: what to multiply gradients by (``None``: nothing). ``slopes``:
-    of each replica by rank, where a step has no backward. ``divergence``: the largest relative distance of a replica's
-    parameters from the mean (``None``: the step averaged no parameters). ``excluded``: devices whose gradients were not finite,
-    and which a robust rule left out.
+    those of each replica by rank that arrived in this step, where it has no backward. ``divergence``: the largest relative
+    distance of a replica's parameters from the mean (``None``: the step averaged no parameters). ``excluded``: devices whose
+    gradients were not finite, and which a robust rule left out.
     """
 
     step: int
     rates: Sequence[float] = ()
     scale: Array | None = None
-    slopes: Mapping[int, float] = field(default_factory=dict)
+    slopes: Mapping[int, Sequence[float]] = field(default_factory=dict)
     divergence: float | None = None
     excluded: set[str] = field(default_factory=set)
 

@@ -32,12 +32,12 @@ from farflung.step.sync.local_step_counts import LocalStepCounts
 from farflung.step.sync.mean_exchange import MeanExchange
 from farflung.step.sync.replica_checkpoint import ReplicaCheckpoint
 from farflung.step.sync.replica_slots import read_slots
-from farflung.step.sync.stage_replica import StageReplica
+from farflung.step.sync.stage_replica import StageProbe, StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox
 from farflung.sync import Strategy
-from farflung.sync.commands import Exchange, Probe
+from farflung.sync.commands import Exchange
 from farflung.telemetry.trace import SpanRing
 
 __all__ = ["Synchronizer", "synchronized"]
@@ -205,18 +205,15 @@ class Synchronizer:
         return self.strategy.resting(place, len(self._setup.plan.stages[0].devices))
 
     @property
-    def probes(self) -> dict[int, tuple[Probe, tuple[str, ...]]]:
-        """What each stage here measures in this step, and the parameters that are moved for it."""
-        found = {}
-        for replica in self._replicas.values():
-            for command in replica.program.after:
-                if isinstance(command, Probe):
-                    found[replica.stage] = command, tuple(replica.names(command.layers))
-        return found
+    def probes(self) -> dict[int, StageProbe]:
+        """What each stage here measures in this step."""
+        return {replica.stage: probe for replica in self._replicas.values() if (probe := replica.probe) is not None}
 
-    def use_derivatives(self, slopes: Mapping[int, float]) -> None:
-        """What each replica measured in this step, by rank."""
+    def use_derivatives(self, slopes: Mapping[int, Sequence[float]]) -> None:
+        """Store what arrived of each replica's slopes in this step, by rank; the own ones until they have gone to others."""
         self._commands.facts.slopes = slopes
+        for replica in self._replicas.values():
+            replica.record_slope(slopes[replica.world.rank][-1])
 
     def watch(self, stage: int, runner: StageRunner) -> None:
         """Before the last backward of a step: layers that the strategy takes early are taken as their gradients get complete."""

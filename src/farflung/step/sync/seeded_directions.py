@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +19,16 @@ def direction(seed: int, name: str, like: Array) -> Array:
     return found
 
 
-def replayed(command: Replay, slopes: Mapping[int, float], states: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the gradient of ``states`` that all members' ``slopes`` (by rank) stand for."""
+def replayed(command: Replay, slopes: Mapping[int, Sequence[float]], states: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the gradient of ``states`` that all members' ``slopes`` (by rank, the oldest first) stand for."""
+    factors: dict[int, float] = {}  # by seed: a direction is drawn once, however often it was taken
+    numbers = {rank: iter(slopes[rank][-command.group.count(rank) :]) for rank in set(command.group)}
+    for rank, seed, weight in zip(command.group, command.seeds, command.weights, strict=True):
+        factors[seed] = factors.get(seed, 0.0) + weight * next(numbers[rank])
     found: dict[str, Array] = {}
     for name, like in states.items():
         total = np.zeros(like.shape, like.dtype)
-        for rank, seed, weight in zip(command.group, command.seeds, command.weights, strict=True):
-            total += direction(seed, name, like) * like.dtype.type(weight * slopes[rank])
+        for seed, factor in factors.items():
+            total += direction(seed, name, like) * like.dtype.type(factor)
         found[name] = total
     return found

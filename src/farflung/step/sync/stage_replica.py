@@ -11,8 +11,13 @@ from farflung.codecs.exchanged import Remembered
 from farflung.engines.base import Array, StageRunner
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.sync import Program, World
+from farflung.sync.commands import Probe
 
-__all__ = ["MeanUnderWay", "OpenExchanges", "StageReplica", "ValuesUnderWay", "ranges"]
+__all__ = ["MeanUnderWay", "OpenExchanges", "StageProbe", "StageReplica", "ValuesUnderWay", "ranges"]
+
+
+#: The register of the slopes that a replica has measured and not sent yet.
+_SLOPES = "slopes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,16 @@ class ValuesUnderWay:
 
     names: list[str]
     group: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProbe:
+    """What a stage measures in a step: the command, the parameters that are moved, and the replica's slopes of earlier steps that
+    have not been sent to other replicas, the oldest first."""
+
+    command: Probe
+    names: tuple[str, ...]
+    slopes: list[float]
 
 
 @dataclass(slots=True)
@@ -70,6 +85,25 @@ class StageReplica:
 
     def __post_init__(self) -> None:
         self.remembered = Remembered(registers=self.registers)
+
+    @property
+    def probe(self) -> StageProbe | None:
+        """What is measured in this step (``None``: nothing)."""
+        # Every parameter has the slopes, whatever stage it moves to.
+        slopes: list[float] = next((array.tolist() for array in self.registers.get(_SLOPES, {}).values()), [])
+        for command in self.program.after:
+            if isinstance(command, Probe):
+                return StageProbe(command=command, names=tuple(self.names(command.layers)), slopes=slopes)
+        return None
+
+    def record_slope(self, slope: float) -> None:
+        """Store a slope, unless the step's program sends it and all before it to the others."""
+        probe = self.probe
+        if probe is not None and len(probe.command.group) == 1:
+            held = np.array([*probe.slopes, slope], np.float32)
+            self.registers[_SLOPES] = dict.fromkeys(self.names(self.world.every), held)
+        else:
+            self.registers.pop(_SLOPES, None)
 
     def names(self, layers: Sequence[int]) -> list[str]:
         """The parameters of ``layers``."""

@@ -9,5 +9,5 @@
 - ``modest``: parameters of a sample of the members, by aggregators.
 - ``outer``: ``diloco``, ``streaming_diloco``, ``co2``: pseudo-gradients and an outer optimizer.
 - ``gossip``: parameters, in pairs.
-- ``seed_and_scalar``: one number of each replica, no backward.
+- ``seed_and_scalar``: one number of each replica, no backward. ``fedkseed``: the same with local steps.
 """

@@ -25,9 +25,11 @@ from farflung.sync.commands import Command, Probe, Program, Replay, Update
 from farflung.sync.settings import check_codec, check_number
 from farflung.sync.world import World
 
-__all__ = ["STRATEGIES", "SeedAndScalar", "narrow", "seed_of", "widened"]
+__all__ = ["STRATEGIES", "WIDTHS", "SeedAndScalar", "narrow", "seed_of", "widened"]
 
 _NARROW: dict[int, Any] = {8: ml_dtypes.float8_e5m2, 16: np.float16, 32: np.float32}
+#: In how many bits a number may be sent.
+WIDTHS = frozenset(_NARROW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class SeedAndScalar(StrategyDefaults):
     def __post_init__(self) -> None:
         check_codec(self.traits)
         check_number("scale", self.scale, above=True)
-        if self.bits not in {8, 16, 32}:
+        if self.bits not in WIDTHS:
             raise InputError(f"bits = {self.bits!r}: a number is sent in 8, 16 or 32 bits")
 
     @property
@@ -81,9 +83,9 @@ def narrow(value: float, bits: int) -> npt.NDArray[Any]:
     return np.asarray([value if math.isnan(value) else min(max(value, -most), most)]).astype(kind)
 
 
-def widened(data: bytes, bits: int) -> float:
-    """The number whose ``bits // 8`` bytes ``data`` are."""
-    return float(np.frombuffer(data, np.dtype(_NARROW[bits]))[0])
+def widened(data: bytes, bits: int) -> list[float]:
+    """The numbers, of ``bits // 8`` bytes each, that ``data`` are."""
+    return [float(number) for number in np.frombuffer(data, np.dtype(_NARROW[bits]))]
 
 
 #: Strategies of this file by name.
