@@ -17,10 +17,10 @@ from farflung.errors import InputError, PlanError
 from farflung.sync import get_strategy
 from farflung.sync.commands import Replay
 from farflung.sync.strategies.fedkseed import FedKSeed
-from tests.support.executor_threads import EVERY_STEP, assert_goes_on, differing, hand_plan, other, run_threads
-from tests.support.small_nets import flat, gradient, group, start, task, world
-from tests.support.strategy_cases import SGD, Scored, case_of, straight
-from tests.support.strategy_specification import as_specified
+from tests.support.models.small_nets import flat, gradient, group, start, task, world
+from tests.support.steps.executor_threads import EVERY_STEP, assert_goes_on, differing, hand_plan, other, run_threads
+from tests.support.steps.strategy_cases import SGD, Scored, case_of, straight
+from tests.support.steps.strategy_specification import as_specified
 
 REMEDY = "set optimizer.name = 'sgd', and remove momentum, weight_decay and groups"
 SETTINGS: dict[str, Any] = {"sync_every": 3, "candidates": 5, "scale": 0.01, "bits": 32}
