@@ -36,6 +36,8 @@ def quick(name: str) -> dict[str, Any]:
         return {"sync_every": 7}
     if name == "branch_train_merge":
         return {"branch_at": 20, "merge_every": 10}
+    if name == "fedamd":
+        return {"sync_every": 4}
     if name == "fedkseed":
         return {"sync_every": 4, "candidates": 64}
     return {"sync_every": 4, "sample": 3, "aggregators": 2} if name == "modest" else {}
@@ -72,7 +74,7 @@ def test_programs_are_pure_and_end_what_they_begin(name: str) -> None:
             if isinstance(command, Mean | Aggregate | Replay):
                 ended.add(command.tag)
         updated = [layer for command in program.commands if isinstance(command, Update) for layer in command.layers]
-        if not (name == "delayed" and step == 0):
+        if not (name == "delayed" and step == 0) and (name != "fedamd" or updated):  # an anchor updates nothing
             assert sorted(updated) == [0, 1, 2], "each layer is updated once"
     assert ended <= begun
     assert len(begun - ended) <= 2, "only the last exchanges may be under way"
@@ -374,7 +376,7 @@ def test_a_missing_member_is_left_out_of_the_mean() -> None:
 
 
 #: Every sender of an exchange counts here, and workers end the attempt when one is lost.
-NOBODY_LEAVES = {"fedbuff", "fedfix", "fedcompass", "fedkseed", "modest"}
+NOBODY_LEAVES = {"fedbuff", "fedfix", "fedcompass", "fedamd", "fedkseed", "modest"}
 
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - NOBODY_LEAVES))

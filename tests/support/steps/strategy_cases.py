@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedbuff": {"sync_every": 2},
     "fedfix": {"sync_every": 2},
     "fedcompass": {"sync_every": 2},
+    "fedamd": {"sync_every": 2},
     "fedkseed": {"sync_every": 2, "scale": 0.01},
 }
 
