@@ -172,7 +172,6 @@ def _members(results: Results) -> list[Panel]:
 PICTURES: dict[str, Callable[[Results], list[Panel]]] = {
     "changing": _changing,
     "emulator": _emulator,
-    "launchers": _launchers,
     "members": _members,
     "messages": _messages,
     "nat": _nat,

@@ -39,6 +39,15 @@ def _overhead(results: Results) -> list[Panel]:
     ]
 
 
+def _environments(results: Results) -> list[Panel]:
+    models = {"gpt2": "GPT-2", "llama": "Llama", "bert": "BERT", "resnet18": "ResNet-18"}
+    names = {"releases of PyTorch": "PyTorch 2.13 and 2.15", "all": "and JAX"}
+    found = results("environments")["deviations"]
+    rows = {models[model]: {names[key]: found[key][model] for key in names} for model in models}
+    title, unit = "Gradients of a mixed pipeline", "deviation from a plain loop"
+    return [Bars(title=title, unit=unit, rows=rows, targets=dict.fromkeys(rows, 2e-5), log=True)]
+
+
 def _isolation(results: Results) -> list[Panel]:
     rows = {
         f"GPT-2, {one['model']}": {"without": one["without"], "with a process of its own": one["with"]}
@@ -142,6 +151,7 @@ PICTURES: dict[str, Callable[[Results], list[Panel]]] = {
     "codecs": _codecs,
     "compression": _compression,
     "crawl": _crawl,
+    "environments": _environments,
     "isolation": _isolation,
     "loss-study-auto": _loss_study,
     "memory": _memory,

@@ -13,10 +13,10 @@ from farflung.errors import InputError
 from farflung.sync import get_strategy
 from farflung.sync.commands import Exchange, Update
 from farflung.sync.strategies.fedamd import FedAmd
-from tests.support.executor_threads import EVERY_STEP, assert_goes_on, differing, other, run_threads
-from tests.support.small_nets import flat, gradient, group, start, world
-from tests.support.strategy_cases import assert_agreed, case_of, straight
-from tests.support.strategy_specification import as_specified
+from tests.support.models.small_nets import flat, gradient, group, start, world
+from tests.support.steps.executor_threads import EVERY_STEP, assert_goes_on, differing, other, run_threads
+from tests.support.steps.strategy_cases import assert_agreed, case_of, straight
+from tests.support.steps.strategy_specification import as_specified
 
 
 def of(**settings: Any) -> FedAmd:
