@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from farflung.broker.planning import run_planner
 from farflung.client import batch_feeder as feeding
 from farflung.client.batch_feeder import Feeder
+from farflung.client.connection import Client
 from farflung.client.planned_run import PlannedRun
 from farflung.cluster import Topology
 from farflung.engines.base import Array
@@ -30,6 +32,7 @@ from farflung.messages.watching import Planned
 from farflung.messages.wire_form import decode_as
 from farflung.plan.model import LinkPlan, Plan, Stage
 from farflung.telemetry.records import RunResult
+from farflung.wire.frames import Frame
 from farflung.worker import training_run
 from farflung.worker.data_feed import CallerFeed
 from tests.support.runs.loopback import Loopback
@@ -132,3 +135,47 @@ def test_a_worker_that_only_the_caller_cannot_reach_ends_the_run_by_name(tmp_pat
     text = str(feeder.error)
     assert text.startswith(f"this process cannot send its data to a at {nowhere}, where the run still waits for it: ")
     assert text.endswith("open that address to this machine, or submit a job whose workers read the data themselves (data.kind)")
+
+
+class Deaf:
+    """A client, and its connections: the worker has dropped the attempt, and the broker makes the next one."""
+
+    def __init__(self, run: str) -> None:
+        self.run, self.asked, self.stopped = run, threading.Event(), False
+
+    def endpoint(self) -> Deaf:
+        return self
+
+    def status(self) -> dict[str, Any]:
+        self.asked.set()
+        return {"runs": [{"run": self.run, "state": "running", "recoveries": 1}]}
+
+    def stop(self, run: str, *, now: bool) -> None:
+        self.stopped = True
+
+    def connect(self, name: str, address: str) -> None: ...
+
+    def relay_through(self, name: str, relays: Sequence[str]) -> None: ...
+
+    def post(self, name: str, frame: Frame) -> None:
+        raise TrainingError("worker b is replaced: step 1: the loss of micro-batches [0] is not a finite number")
+
+    def close(self) -> None: ...
+
+
+def test_a_worker_that_has_dropped_the_attempt_is_no_network_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "_PATIENCE", 2)
+    monkeypatch.setattr(feeding, "_AGAIN", 0.05)
+    graph, job = looping_graph(), small_job(workers=2)
+    plan = ThereAndBack().plan(graph, Topology.preset("homogeneous-2"), job=job)
+    planned = PlannedRun(
+        plan=plan, addresses=dict.fromkeys("ab", "127.0.0.1:1"), first_step=0, predicted_seconds=1.0, summary="", explanation=""
+    )
+    bundle = Bundle(run=new_id("run"), job=job, graphs={ROWS: graph})
+    client = Deaf(bundle.run)
+    feeder = Feeder(bundle, planned, cast(Client, client), batch)
+    feeder.start()
+    assert client.asked.wait(30)
+    time.sleep(0.5)  # long enough for the whole patience
+    feeder.end()
+    assert (feeder.error, client.stopped) == (None, False)

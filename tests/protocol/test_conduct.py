@@ -193,6 +193,19 @@ def test_a_failure_that_repeats_elsewhere_ends_the_run_and_pardons_the_first() -
     assert made.standing("a") == ""
 
 
+def test_a_job_that_is_the_cause_costs_nobody_anything_whoever_was_blamed() -> None:
+    """b gets what is not finite from a, then computes it alone; then a computes it alone."""
+    made = machine("a", "b")
+    train(made, "a", "b")
+    replaced(made, replace(FAILED, name="b", blames="a"), "a")
+    assert made.runs["r"].devices == ("b",)
+    replaced(made, replace(FAILED, name="b"), "b")
+    assert made.runs["r"].devices == ("a",)
+    assert made.standing("a") == "", "b fails without it, too"
+    assert isinstance(made.handle(FAILED)[-1], FinishRun)
+    assert [made.standing(name) for name in "ab"] == ["", ""]
+
+
 def test_a_member_that_lacks_the_data_of_a_job_is_replaced_and_keeps_its_standing() -> None:
     made = machine("a", "b", "c")
     plan(made, "a", "b", "c")
@@ -261,7 +274,8 @@ def test_who_is_blamed_is_replaced_once_and_then_who_blames() -> None:
     train(made, "a", "b", "c", "d")
     replaced(made, replace(FAILED, blames="d"), "d")
     replaced(made, replace(FAILED, blames="c"), "a")
-    assert made.runs["r"].devices == ("b", "c")
+    assert made.runs["r"].devices == ("b", "c", "d"), "nobody believes a any more"
+    assert made.standing("d") == ""
 
 
 def test_two_that_blame_different_members_are_evidence() -> None:

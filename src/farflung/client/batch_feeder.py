@@ -190,15 +190,15 @@ class Feeder:
         if not isinstance(error, _Unreached):
             self._stop_run(error)  # the caller's own function failed: the error is raised where the caller waits
             return
-        if self._is_local(error.cause):
+        if self._is_local():
             where = f"{error.device} at {self._planned.addresses[error.device]}"
             text = f"this process cannot send its data to {where}, where the run still waits for it: {error.cause}"
             remedy = "open that address to this machine, or submit a job whose workers read the data themselves (data.kind)"
             self._stop_run(TrainingError(f"{text}; {remedy}"))
 
-    def _is_local(self, cause: FarflungError) -> bool:
+    def _is_local(self) -> bool:
         """Whether only this process has lost the worker: wait for the broker to say that the worker is lost, or the run over."""
-        waited = 0 if isinstance(cause, ConnectionLost) else _PATIENCE
+        waited = 0
         while waited < _PATIENCE:
             if self._over.wait(_AGAIN):
                 return False

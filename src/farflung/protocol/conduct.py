@@ -65,20 +65,31 @@ class Conduct:
         A member that has blamed another one before is to blame for the next failure that it reports.
         """
         accused = event.blames if event.blames in run.devices else event.name
-        serial = any(known.reporter == event.name != known.culprit for known in run.failures)
+        serial = self._refuted(run, event.name)
         failure = MemberFailure(event.name, event.name if serial else accused, event.kind)
         culprit = failure.culprit
         alike = [known for known in run.failures if known.kind == failure.kind]
-        elsewhere = [known for known in alike if known.culprit != culprit and known.reporter != failure.reporter]
+        elsewhere = [known for known in alike if known.culprit not in ("", culprit) and known.reporter != failure.reporter]
         cause = f"worker {culprit}: {event.cause}" + (f" (told by worker {event.name})" if culprit != event.name else "")
-        for known in elsewhere:
-            if known.culprit not in run.lacking:
-                self._state.standing.pardon(known.culprit, LAST, run.source)
-        if elsewhere:
+        if elsewhere:  # the job or its data are the cause, also of failures that one member blamed on another
+            for known in alike:
+                if known.culprit not in run.lacking:
+                    self._state.standing.pardon(known.culprit, LAST, run.source)
             return culprit, f"{cause}; the attempt with worker {elsewhere[-1].culprit} failed like this, too"
         again = any(known.culprit == culprit for known in alike)
         run.failures.append(failure)
         return culprit, "" if not again and self._continues_without(run, culprit) else cause
+
+    def _refuted(self, run: Run, name: str) -> bool:
+        """Return whether ``name``, which reports a failure now, has blamed others before. They are pardoned."""
+        serial = False
+        for index, known in enumerate(run.failures):
+            if known.reporter == name != known.culprit:
+                serial = True
+                if known.culprit not in run.lacking:
+                    self._state.standing.pardon(known.culprit, LAST, run.source)
+                run.failures[index] = replace(known, culprit="")
+        return serial
 
     def _continues_without(self, run: Run, name: str) -> bool:
         return run.lost < run.recoveries and not run.stopping and self._replaceable(run, name)

@@ -13,7 +13,7 @@ __all__ = ["MemberFailure", "Run", "RunState"]
 
 @dataclass(frozen=True, slots=True)
 class MemberFailure:
-    """``reporter`` has reported a failure of ``kind`` for which ``culprit`` is to blame."""
+    """``reporter`` has reported a failure of ``kind`` for which ``culprit`` is to blame (empty: it was pardoned)."""
 
     reporter: str
     culprit: str
