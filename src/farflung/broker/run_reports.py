@@ -171,7 +171,7 @@ class RunReports:
         del message
         with self.runs.changed:
             notice = self.helpers.ready(part.live.run, part.live.attempt.number, part.name)
-            moves = self.helpers.move(part.live)
+            moves = self.helpers.move(part.live.helped)
         if notice:
             self.notices.operator_of(part.live.run, notice)
         if moves:

@@ -156,7 +156,7 @@ class AttemptPlanner:
         elif text := planned.exposed(live.job):
             self.notices.everybody(live.run, text)
         progress = self.recorder.progress(live, planned.plan, planned.estimate.step_seconds, start.step)
-        preparation = preparation_of(bundle, live, planned, start)
+        preparation = preparation_of(bundle, planned, start, submitter=live.submission.submitter, recovered=live.times.begun > 0)
         return Attempt(
             number=attempt,
             first_step=start.step,
