@@ -1,4 +1,4 @@
-"""What only one place may do: read frames, and read the time. Each check is first shown to fail on bad code."""
+"""What only one place may do: read frames, read the time, change an object. Each check is first shown to fail on bad code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ SOURCES = ROOT / "src" / "farflung"
 READERS_OF_FRAMES = ("messages", "wire", "testing")
 #: ``time.struct_time`` is a type.
 TIME_TYPES = {"struct_time"}
+#: In these packages an object's attributes are set by itself, or by the module that defines its class.
+OWN_STATE = ("messages", "step", "worker", "broker", "client", "engines")
+#: Objects and attributes of other libraries, which have no methods for that.
+FOREIGN_STATE = {
+    "grad": "torch accumulates into it",
+    "data": "torch swaps a tensor's memory by it",
+    "ctx": "torch's context of an autograd function",
+    "entry": "tarfile.TarInfo",
+    "tempfile": "the module's own setting",
+}
 
 
 def is_frame(annotation: ast.expr | None) -> bool:
@@ -54,6 +64,32 @@ def time_reads(source: str) -> list[str]:
     return found
 
 
+def declared(tree: ast.Module) -> set[str]:
+    """The attributes of the classes in a module: fields, class variables, and what methods set on ``self``."""
+    found = set()
+    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for node in cls.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        stored = (node for node in ast.walk(cls) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+        found |= {node.attr for node in stored if ast.unparse(node.value) == "self"}
+    return found
+
+
+def outside_writes(source: str) -> list[str]:
+    """Where code sets an attribute of an object whose class is defined in another module."""
+    tree = ast.parse(source)
+    own = declared(tree) | FOREIGN_STATE.keys()
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and ast.unparse(node.value) not in {"self", "cls", *FOREIGN_STATE}
+        and node.attr not in own
+    ]
+
+
 def files(*, outside: tuple[str, ...]) -> list[Path]:
     return [path for path in sorted(SOURCES.rglob("*.py")) if path.relative_to(SOURCES).parts[0] not in outside]
 
@@ -66,6 +102,36 @@ def test_frames_are_read_in_one_place() -> None:
 def test_the_time_comes_from_the_clock() -> None:
     found = {str(path.relative_to(ROOT)): time_reads(path.read_text()) for path in files(outside=("clock.py",))}
     assert {name: reads for name, reads in found.items() if reads} == {}, "use farflung.clock"
+
+
+def test_objects_change_their_own_attributes() -> None:
+    limited = [path for path in files(outside=()) if path.relative_to(SOURCES).parts[0] in OWN_STATE]
+    found = {str(path.relative_to(ROOT)): outside_writes(path.read_text()) for path in limited}
+    assert {name: writes for name, writes in found.items() if writes} == {}, (
+        "give the class a method, or its constructor the value"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "budget.total = 1",
+        "self._budget.total = 1",
+        "live.times.begun += 1",
+        "kept, budget.total = 1, 2",
+        "del budget.total",
+        "for budget.total in range(2): pass",
+    ],
+)
+def test_the_check_of_outside_writes_finds(source: str) -> None:
+    assert len(outside_writes(f"class A:\n    def f(self):\n        self.used = 1\n{source}")) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["self.total = 1", "item.used = 1", "item.size: int = 1", "leaf.grad = None", "a[budget.b] = 1"]
+)
+def test_the_check_of_outside_writes_passes(source: str) -> None:
+    assert outside_writes(f"class A:\n    size: int = 0\n    def f(self):\n        self.used = 1\n{source}") == []
 
 
 @pytest.mark.parametrize(

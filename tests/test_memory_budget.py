@@ -58,3 +58,16 @@ def test_who_may_be_held_back_waits_for_room() -> None:
 def test_nobody_waits_for_what_never_fits() -> None:
     with pytest.raises(MemoryExceeded, match=r"^y needs 200 B, and 0 B of the 100 B"):
         MemoryBudget(100).reserve(200, "y", wait=1e6)
+
+
+def test_another_total_wakes_who_waits_for_room() -> None:
+    budget = MemoryBudget(100)
+    budget.reserve(80, "x")
+    waiting = threading.Thread(target=budget.reserve, args=(60, "y"), kwargs={"wait": 1000.0})
+    waiting.start()
+    budget.resize(200)
+    waiting.join()
+    assert budget.used == 140
+    budget.resize(100)
+    with pytest.raises(MemoryExceeded, match=r"^z needs 1 B, and 140 B of the 100 B"):
+        budget.reserve(1, "z")

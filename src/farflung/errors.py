@@ -62,6 +62,16 @@ class FarflungError(Exception):
         self.blames = peer
         return self
 
+    def of_batch(self, batch: FailedBatch | None) -> Self:
+        """Return this error, which a computation on ``batch`` has caused."""
+        self.batch = batch
+        return self
+
+    def naming(self, batch: FailedBatch) -> Self:
+        """Return this error as ``of_batch`` does, with ``batch`` before its text."""
+        self.args = (f"{batch}: {self}",)
+        return self.of_batch(batch)
+
 
 class InputError(FarflungError):
     """A job file, topology file or argument can't be used."""

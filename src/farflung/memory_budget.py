@@ -41,6 +41,12 @@ class MemoryBudget:
         """The most bytes that were in use at a time."""
         return self._peak
 
+    def resize(self, total: int | None) -> None:
+        """Allow ``total`` bytes from now on (None: no limit). What is in use stays in use; whoever waits is asked again."""
+        with self._changed:
+            self.total = total
+            self._changed.notify_all()
+
     def reserve(self, nbytes: int, what: str, *, wait: float = 0.0) -> None:
         """Take ``nbytes`` for ``what``; ``release`` gives them back.
 

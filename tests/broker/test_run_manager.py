@@ -23,11 +23,11 @@ def test_a_plan_that_comes_late_changes_nothing(home: Path, monkeypatch: pytest.
     job = text_job(steps=6)
     with Loopback(home, 2) as cluster:
 
-        def held(bundle: Any, live: Any, planned: Any, start: Any) -> Any:
+        def held(bundle: Any, planned: Any, start: Any, **more: Any) -> Any:
             if start.attempt == 1:
                 cluster.workers["b"].stop()  # so the run is planned again, without it
                 late.wait()
-            return real(bundle, live, planned, start)
+            return real(bundle, planned, start, **more)
 
         def act(run: str, record: StepRecord) -> None:
             if record.step == 1:

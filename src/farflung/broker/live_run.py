@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from secrets import token_hex
@@ -21,6 +21,7 @@ from farflung.broker.records.run_store import RunStore
 from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.cluster import Topology
+from farflung.graph.ir import Graph
 from farflung.job import JobSpec
 from farflung.messages.commands import AttemptMessage
 from farflung.messages.conversions.step_reports import StepReport
@@ -31,7 +32,17 @@ from farflung.protocol.retained_states import RetainedState
 from farflung.telemetry.attempt_record import AttemptRecord
 from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
-__all__ = ["Attempt", "LiveRun", "RunRecords", "Submission", "TrainingTimes", "WaitingWorker", "WorkerFacts", "new_run"]
+__all__ = [
+    "Attempt",
+    "HelpedRun",
+    "LiveRun",
+    "RunRecords",
+    "Submission",
+    "TrainingTimes",
+    "WaitingWorker",
+    "WorkerFacts",
+    "new_run",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,31 @@ class TrainingTimes:
     recorded: int = 0
     #: Seconds of training before the restart.
     elapsed: float = 0.0
+
+    def begin(self, attempt: int, now: float) -> float:
+        """Attempt number ``attempt`` begins to train at ``now``. Return when the first one began."""
+        self.begun = attempt
+        self.started = now if self.started is None else self.started
+        return self.started
+
+    def lose(self, cause: str) -> None:
+        """The attempt has ended by ``cause``. A pause that has begun before goes on."""
+        if not self.lost:
+            self.lost_at = monotonic()
+        self.lost = cause
+
+    def recovered(self) -> None:
+        """Training goes on after what ended the last attempt."""
+        self.lost = ""
+
+    def advance(self, step: int) -> None:
+        """``step`` was made."""
+        self.furthest = max(self.furthest, step + 1)
+
+    def restore(self, recorded: int) -> None:
+        """``recorded`` steps are on record."""
+        self.recorded = recorded
+        self.furthest = max(self.furthest, recorded)
 
     def resume(self, attempts: int, elapsed: float, away: float, lost: str) -> None:
         """It had trained for ``elapsed`` seconds in ``attempts`` attempts when, ``away`` seconds ago, ``lost`` happened."""
@@ -112,6 +148,19 @@ class WorkerFacts:
     #: The secret from which the draws of verified units come. A restarted broker has another one.
     secret: str = field(default_factory=lambda: token_hex(16))
 
+    def retain_measured(self, names: Iterable[str]) -> None:
+        """Only the workers ``names`` count as measured."""
+        self.measured = set(names)
+
+    def distrust(self, step: int) -> None:
+        """Do not trust states after ``step``, nor after an earlier step that was reported before."""
+        self.distrusted = step if self.distrusted is None else min(self.distrusted, step)
+
+    def take_distrusted(self) -> int | None:
+        """Return ``distrusted``; the next attempt begins with states that are trusted."""
+        step, self.distrusted = self.distrusted, None
+        return step
+
     def copy_hashes(self) -> dict[int, dict[str, str]]:
         """Return the hashes of copies: step -> state -> hash."""
         found: dict[int, dict[str, str]] = {}
@@ -147,10 +196,27 @@ class Submission:
     #: Whether the process that submitted it has watched it.
     attended: bool = False
 
+    def watched_by(self, name: str) -> None:
+        """The client ``name`` watches the run."""
+        self.attended = self.attended or name == self.submitter
+
+    def use_bundle(self, bundle: Bundle | None) -> None:
+        """Store ``bundle``, read from its file again (None: drop it)."""
+        self.bundle = bundle
+
     @property
     def topology(self) -> Topology | None:
         """The topology that was sent along (None: there is none, or the bundle was dropped)."""
         return None if self.bundle is None else self.bundle.topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelpedRun:
+    """What the choice of servers for helpers needs of a run. ``graph``: None if the bundle was dropped."""
+
+    run: str
+    planned: Planned | None
+    graph: Graph | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,6 +239,24 @@ class LiveRun:
     #: Guards ``store``. Lock order: ``files`` before ``RunTable.changed``.
     files: threading.Lock = field(default_factory=threading.Lock)
 
+    def install(self, attempt: Attempt) -> None:
+        """Make ``attempt`` the current one."""
+        self.attempt = attempt
+
+    def begin_at(self, step: int) -> None:
+        """The first attempt begins with ``step``."""
+        self.attempt = replace(self.attempt, first_step=step)
+
+    def end(self, result: RunResult) -> None:
+        """The run is over with ``result``. Nobody needs any more what workers prepare with."""
+        self.result = result
+        self.submission.use_bundle(None)
+        self.attempt = replace(self.attempt, preparation=None)
+
+    def show(self, sample: str) -> None:
+        """Store the newest generated text."""
+        self.sample = sample
+
     @property
     def planned(self) -> Planned | None:
         """The plan of the current attempt."""
@@ -182,6 +266,12 @@ class LiveRun:
     def progress(self) -> Progress | None:
         """The step records of the current attempt."""
         return self.attempt.progress
+
+    @property
+    def helped(self) -> HelpedRun:
+        """The run as helpers see it."""
+        bundle = self.submission.bundle
+        return HelpedRun(run=self.run, planned=self.planned, graph=None if bundle is None else bundle.graph)
 
     @property
     def running(self) -> Plan | None:

@@ -86,7 +86,8 @@ class RestoredRuns:
 
     def _add_finished(self, live: LiveRun, journaled: JournaledRun, result: RunResult) -> None:
         kind = journaled.kind or ("TrainingError" if result.status == "failed" else "")
-        live.result, live.attempt = result, replace(live.attempt, number=journaled.attempts)
+        live.end(result)
+        live.install(replace(live.attempt, number=journaled.attempts))
         live.records.log.mark(Result(result=result.to_json(), kind=kind))
         event = RunRestored(
             run=live.run,
@@ -104,7 +105,7 @@ class RestoredRuns:
         if expected:  # steps that were committed when the broker died, and are not on record: the workers will report them
             progress = self.recorder.progress(live, live.last_plan, None, live.times.recorded)
             progress.begin(live.times.elapsed)
-            live.attempt = replace(live.attempt, first_step=live.times.recorded, progress=progress)
+            live.install(replace(live.attempt, first_step=live.times.recorded, progress=progress))
         needed = counted(expected or live.job.workers or 1, "worker")
         cause = f"{live.times.lost}; " if live.times.lost else ""
         text = f"{cause}waiting for {needed} to resume"
@@ -158,16 +159,15 @@ def _live(journaled: JournaledRun, root: Path, bundle: Bundle | None) -> LiveRun
         live.records.log.mark(message, after)
     times, elapsed = live.times, 0.0
     if live.job.checkpoint.resume and (steps := store.checkpoints.steps()):
-        times.recorded = times.furthest = steps[0]  # the checkpoint of another run that it resumed
-        live.attempt = replace(live.attempt, first_step=steps[0])
+        times.restore(steps[0])  # the checkpoint of another run that it resumed
+        live.begin_at(steps[0])
     for record in store.folder.records() if lines else ():
         live.records.latest.take(record)
         if isinstance(record, StepRecord):
-            times.recorded = record.step + 1
-            times.furthest = max(times.furthest, times.recorded)
+            times.restore(record.step + 1)
             elapsed = record.elapsed
         elif isinstance(record, RecoveryRecord):
-            times.recorded = record.step
+            times.restore(record.step)
     if lines:
         away = max(wall_time() - written, 0.0)
         times.resume(journaled.attempts, elapsed, away, "the broker was killed and was started again")

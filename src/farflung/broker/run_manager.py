@@ -219,7 +219,7 @@ class RunManager:
         """Drop the bundle of a run that waits for its first plan: the queue of a ticket may be long. The lock is held."""
         run = self._runs.machine.runs[live.run]
         if run.state is RunState.WAITING and not run.attempts:
-            live.submission.bundle = None
+            live.submission.use_bundle(None)
 
     def close(self) -> None:
         """Fail all runs that are not over, and join all threads."""

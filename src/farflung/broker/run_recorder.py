@@ -56,7 +56,7 @@ class RunRecorder:
             live.records.latest.take(record)
         self._notices.record(live, record.to_line())
         if isinstance(record, StepRecord) and record.step >= live.times.furthest:
-            live.times.furthest = record.step + 1
+            live.times.advance(record.step)
             if self._runs.machine.runs[live.run].unsettled:
                 self._handle(RunAdvanced(run=live.run))
             for name in record.blamed:

@@ -171,7 +171,7 @@ class RunReports:
         del message
         with self.runs.changed:
             notice = self.helpers.ready(part.live.run, part.live.attempt.number, part.name)
-            moves = self.helpers.move(part.live)
+            moves = self.helpers.move(part.live.helped)
         if notice:
             self.notices.operator_of(part.live.run, notice)
         if moves:
@@ -192,8 +192,7 @@ class RunReports:
             return
         for step, event in live.attempt.verification.report(name, report, self.send):
             with self.runs.changed:
-                distrusted = live.workers.distrusted
-                live.workers.distrusted = step if distrusted is None else min(distrusted, step)
+                live.workers.distrust(step)
             self.handle(event)
 
     def _hashed(self, part: _Part, message: Hashed) -> None:
@@ -241,7 +240,7 @@ class RunReports:
 
     def _generated(self, part: _Part, message: Generated) -> None:
         if not self._notes.take(f"{part.name} text", monotonic()):
-            part.live.sample = message.text
+            part.live.show(message.text)
             self.notices.watchers(part.live, GeneratedText(text=message.text))
 
     def _noted(self, part: _Part, message: Noted) -> None:

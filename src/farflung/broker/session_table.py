@@ -128,6 +128,15 @@ class Session:
     begun: float = field(default_factory=monotonic)
     disk: float | None = None
 
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Inside, a report of the worker is being handled."""
+        self.handling = True
+        try:
+            yield
+        finally:
+            self.handling = False
+
 
 class SessionTable:
     """Any thread may call; no method waits."""

@@ -242,11 +242,8 @@ class Sessions:
                     self._events.report(session.name, frame)
                     beat = frame
                     continue
-                session.handling = True
-                try:
+                with session.reporting():
                     await call.on_thread(partial(self._events.report, session.name, frame))
-                finally:
-                    session.handling = False
         except ConnectionLost as error:
             cause = "this broker was ended" if self._table.closed else f"{error} (check that its machine is up)"
         except FarflungError as error:

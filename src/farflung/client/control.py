@@ -191,9 +191,7 @@ class ControlClient:
         ``TrainingError`` where the watch said nothing.
         """
         kind, batch = self._failed.get(run, (TrainingError, None))
-        error = kind(text)
-        error.batch = batch
-        return error
+        return kind(text).of_batch(batch)
 
     def dashboard(self) -> RpcSession:
         """Open a connection with the broker's dashboard. Both sides send ``DashboardBytes``."""

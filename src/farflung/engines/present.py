@@ -13,10 +13,14 @@ def label(text: str) -> bytes:
 
 
 class PresentOperator:
-    """``memory[:] = label(...)`` before each operator costs 0.1 us. The process that computes puts shared memory here."""
+    """``memory[:] = label(...)`` before each operator costs 0.1 us. The process that computes shares this memory."""
 
     def __init__(self) -> None:
         self.memory = memoryview(bytearray(LABEL_BYTES))
+
+    def share(self, memory: memoryview) -> None:
+        """Write labels into ``memory``, ``LABEL_BYTES`` that another process reads."""
+        self.memory = memory
 
     def clear(self) -> None:
         """No operator runs."""

@@ -23,7 +23,7 @@ from farflung.step.gradient_check import GradientCheck
 from farflung.step.hybrid.stage_server import StageServer
 from farflung.step.inbox import Inbox
 from farflung.step.optimizer_step import OptimizerStep, StepParts, send_trace
-from farflung.step.pipeline import PipelineMode, TrainingMode
+from farflung.step.pipeline import PipelineMode, PipelineParts, TrainingMode
 from farflung.step.reduction.gradient_exchange import gradient_exchange
 from farflung.step.router import Router
 from farflung.step.run_position import RunPosition
@@ -109,7 +109,9 @@ class Executor:
             mode = ZerothOrderMode(context, stages, vote, sync, sync.strategy.traits.zeroth_order)
             messages.register(Slope, mode.receive)
         else:
-            mode = PipelineMode(context, stages, vote, sums, (sync, verification))
+            mode = PipelineMode(
+                PipelineParts(context=context, stages=stages, vote=vote, sums=sums, sync=sync, verification=verification)
+            )
         parts = StepParts(
             scale=scale,
             sync=sync,

@@ -16,6 +16,5 @@ def blaming(batch: FailedBatch) -> Iterator[None]:
     try:
         yield
     except (GraphError, DataError) as error:
-        error.batch = batch
-        error.args = (f"{batch}: {error}",)
+        error.naming(batch)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from farflung.step.transfer.value_transfer import StepRoutes
 from farflung.step.verification.verification import Verification
 from farflung.telemetry.events import SpanKind
 
-__all__ = ["PipelineMode", "TrainingMode"]
+__all__ = ["PipelineMode", "PipelineParts", "TrainingMode"]
 
 
 class TrainingMode(Protocol):
@@ -47,29 +48,36 @@ class TrainingMode(Protocol):
         """Stop threads."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineParts:
+    """What takes part in the forwards and backwards of a step.
+
+    ``sums``: gradients over replicas, without a sync strategy. ``sync``: how replicas agree (None: gradients are summed).
+    ``verification``: how replicas verify each other.
+    """
+
+    context: StepContext
+    stages: LocalStages
+    vote: StepVote
+    sums: GradientExchange
+    sync: Synchronizer | None
+    verification: Verification
+
+
 class PipelineMode:
-    """Forwards and backwards in the plan's schedule. ``sums``: gradients over replicas, without a sync strategy."""
+    """Forwards and backwards in the plan's schedule."""
 
     makes_gradients = True
 
-    def __init__(
-        self,
-        context: StepContext,
-        stages: LocalStages,
-        vote: StepVote,
-        sums: GradientExchange,
-        replicas: tuple[Synchronizer | None, Verification],
-    ) -> None:
-        """``replicas``: how they agree (None: gradients are summed), and how they verify each other."""
-        self.context, self.stages, self.vote, self.sums = context, stages, vote, sums
-        self.sync, self.verification = replicas
+    def __init__(self, parts: PipelineParts) -> None:
+        self._parts = parts
 
     def open(self) -> None:
         """Nothing to prepare."""
 
     def run(self, step: int, meter: StepMeter) -> None:
         """See ``TrainingMode``."""
-        run_actions(_ScheduledActions(self, step), self.context, meter)
+        run_actions(_ScheduledActions(self._parts, step), self._parts.context, meter)
 
     def close(self) -> None:
         """There are no threads."""
@@ -78,12 +86,12 @@ class PipelineMode:
 class _ScheduledActions(QueuedActions):
     """The own actions of one step: one queue per stage."""
 
-    def __init__(self, mode: PipelineMode, step: int) -> None:
-        context, setup = mode.context, mode.context.setup
+    def __init__(self, parts: PipelineParts, step: int) -> None:
+        context, setup = parts.context, parts.context.setup
         super().__init__(context.inbox, StepRoutes(context.transfer, Phase.TRAIN, step), step)
-        self._mode, self._context, self._stages = mode, context, mode.stages
+        self._parts, self._context, self._stages = parts, context, parts.stages
         #: Whether the strategy tolerates replicas whose values are not finite.
-        self._tolerant = mode.sync is not None and mode.sync.strategy.traits.faulty > 0
+        self._tolerant = parts.sync is not None and parts.sync.strategy.traits.faulty > 0
         #: The inputs of the action that is computed now.
         self._taken = ActionInputs()
         #: micro-batch -> loss
@@ -133,33 +141,33 @@ class _ScheduledActions(QueuedActions):
     def inputs(self, action: Action) -> ActionInputs:
         found = self._taken = super().inputs(action)
         if self._is_last_backward(action):
-            assert self._mode.sync is not None
-            self._mode.sync.watch(action.stage, self.runner(action))
+            assert self._parts.sync is not None
+            self._parts.sync.watch(action.stage, self.runner(action))
         return found
 
     def finish(self, action: Action, result: ActionResult) -> None:
         if self._is_last_backward(action):
-            assert self._mode.sync is not None
-            self._mode.sync.watched(action.stage)
+            assert self._parts.sync is not None
+            self._parts.sync.watched(action.stage)
         if self._tolerant and action.kind is ActionKind.FORWARD:  # gradients that come back say nothing of their senders then
             for value in result.values.values():
                 self._context.transfer.spoilt.check(self.step, self._context.setup.device, value)
-        self._mode.verification.computed(self.step, action, self._taken, result)
+        self._parts.verification.computed(self.step, action, self._taken, result)
         super().finish(action, result)
 
     def completed(self, action: Action, result: ActionResult) -> None:
         stage, micro_batch = action.stage, action.micro_batch
-        if action.kind is self._adds[stage] and self._mode.sync is None:
-            self._mode.sums.after_backward(self.step, stage, micro_batch, self._stages.base(stage))
+        if action.kind is self._adds[stage] and self._parts.sync is None:
+            self._parts.sums.after_backward(self.step, stage, micro_batch, self._stages.base(stage))
         self._queues[stage].take(action)
         if result.loss is not None:
             self.losses[micro_batch] = result.loss
         if action.kind is ActionKind.FORWARD and stage == self._context.setup.loss_stage:
-            self._mode.vote.report(self.step, self.losses)
+            self._parts.vote.report(self.step, self.losses)
 
     def _is_last_backward(self, action: Action) -> bool:
         """Return whether ``action`` completes the gradients of a replica under a sync strategy, which may take layers early."""
-        if self._mode.sync is None or action.kind is not self._adds[action.stage]:
+        if self._parts.sync is None or action.kind is not self._adds[action.stage]:
             return False
         setup = self._context.setup
         replica = next(one for one in setup.plan.replicas_of(action.stage) if one.device == setup.device)

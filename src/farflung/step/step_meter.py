@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from farflung.clock import precise_time
 
 __all__ = ["StepMeter"]
@@ -18,6 +20,10 @@ class StepMeter:
         self.helped: dict[tuple[int, str], tuple[int, float]] = {}
         self._mark = 0.0
         self._stage: int | None = None
+
+    def add_helpers(self, helped: Mapping[tuple[int, str], tuple[int, float]]) -> None:
+        """Store what helpers did in the step: samples and seconds, by stage and helper."""
+        self.helped.update(helped)
 
     def waiting(self) -> StepMeter:
         """Counts what its ``with`` takes as waiting."""

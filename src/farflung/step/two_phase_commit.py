@@ -103,12 +103,7 @@ class TwoPhaseCommit:
 
     def apply(self, step: int, scale: Array | None, sync: Callable[[Array | None], None] | None) -> None:
         """The second phase: update the states; ``sync`` does it where replicas agree by a strategy."""
-        if sync is None:
-            self._stages.update(step, scale)
-        else:
-            self._stages.begin_update()
-            sync(scale)
-            self._stages.committed += 1
+        self._stages.update(step, scale, sync)
         self._done(step, Decision(scale=None if scale is None else float(scale)))
 
     def skip(self, step: int) -> None:
@@ -123,7 +118,7 @@ class TwoPhaseCommit:
     def _done(self, step: int, decision: Decision | None) -> None:
         self._step, self._decision = step + 1, decision
         self._ready, self._before = False, {}
-        self._stages.consistent = True
+        self._stages.settle()  # last: ``retained`` must not pair the new states with the old step
 
     def log(self, report: StepReport, losses: Sequence[float], mean: float | None) -> None:
         """Store the report of a step, with the losses that all workers know, in case that of the leader is lost."""

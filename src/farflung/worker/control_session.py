@@ -30,8 +30,8 @@ _GOODBYE_SECONDS = 3.0
 class BrokerLease:
     """How long the broker has been silent. Times are seconds of one monotonic clock.
 
-    The thread of the session calls ``receive`` and ``handled``, the thread of the heartbeats calls ``silence``. Each field is
-    written whole, so they need no lock.
+    The thread of the session calls ``receive``, ``handled`` and ``resize``, the thread of the heartbeats calls ``silence``. Each
+    field is written whole, so they need no lock.
     """
 
     def __init__(self, now: float, length: float = float(LEASE)) -> None:
@@ -39,6 +39,10 @@ class BrokerLease:
         self._heard, self._polled = now, now
         #: While a message is handled, later messages wait unread: this is no silence.
         self._handling = False
+
+    def resize(self, length: float) -> None:
+        """The lease lasts ``length`` seconds from now on."""
+        self.length = length
 
     def receive(self) -> None:
         """A message has come and is handled now."""
@@ -117,7 +121,8 @@ class ControlSession:
 
     def welcome(self, lease: float) -> None:
         """The broker has accepted this worker, and expires it after ``lease`` seconds of silence."""
-        self.welcomed, self._lease.length = True, lease
+        self.welcomed = True
+        self._lease.resize(lease)
 
     def fence(self) -> None:
         """The broker has expired this worker's lease although the worker is running."""

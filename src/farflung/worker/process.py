@@ -217,7 +217,7 @@ class Worker:
         memory, rate = limits.get("memory"), limits.get("bandwidth")
         if isinstance(memory, (int, float)):
             limits = {**limits, "memory": self._device.at_most(memory)}
-            self._services.budget.total = max(_LEAST_BUDGET, int(limits["memory"]))
+            self._services.budget.resize(max(_LEAST_BUDGET, int(limits["memory"])))
         self._services.links.limit_rate(rate if isinstance(rate, (int, float)) else None)
         self.session.announce(limits)
 

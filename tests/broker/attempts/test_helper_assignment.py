@@ -24,8 +24,7 @@ def ask(operators: frozenset[str] | None) -> None:
     graph, topology, job = chain((8, 8, 8), rows=4), network(0, 2), JobSpec(micro_batch_sizes=(4, 4))
     plan = get_planner("equal_number").plan(graph, topology, job=job)
     planned = SimpleNamespace(plan=plan, estimate=estimate(graph, plan, topology, job), helpers={})
-    submission = SimpleNamespace(bundle=SimpleNamespace(graph=graph))
-    live: Any = SimpleNamespace(run="run", planned=planned, submission=submission, attempt=SimpleNamespace(preparation=None))
+    helped: Any = SimpleNamespace(run="run", planned=planned, graph=graph)
     offers = {
         **dict.fromkeys(plan.devices, Offer(memory=1e9, speed=1e9)),
         "helper": Offer(memory=1e9, speed=1e9, operators=operators),
@@ -34,7 +33,7 @@ def ask(operators: frozenset[str] | None) -> None:
     reachability: Any = SimpleNamespace(can_dial=lambda source, target: True)
     links: Any = SimpleNamespace(get=lambda source, target: None)
     assignment = HelperAssignment(lambda name, message: None, machine, links, reachability)
-    assignment.ask(live, "helper")
+    assignment.ask(helped, None, "helper")
 
 
 def test_a_helper_whose_engine_lacks_an_operator_reaches_no_server() -> None:
@@ -69,21 +68,16 @@ def test_a_helper_begins_where_the_plan_counts_it_and_later_where_it_is_needed()
         submitter="submitter",
         rounds=CopyRounds(every=0, guards={}, least=0, budget=0),
     )
-    live: Any = SimpleNamespace(
-        run="run",
-        planned=planned,
-        submission=SimpleNamespace(bundle=SimpleNamespace(graph=graph)),
-        attempt=SimpleNamespace(preparation=preparation, number=1),
-    )
+    helped: Any = SimpleNamespace(run="run", planned=planned, graph=graph)
     sent: list[Any] = []
     reachability: Any = SimpleNamespace(can_dial=lambda source, target: True)
     links: Any = SimpleNamespace(get=lambda source, target: None)
     machine: Any = SimpleNamespace(members=members)
     assignment = HelperAssignment(lambda name, message: sent.append(message), machine, links, reachability)
     for expected in (first, second):  # after a loss or a move, it joins the stage that needs it
-        assignment.ask(live, "helper")
+        assignment.ask(helped, preparation, "helper")
         assert sent[-1].server == expected
         assignment.gone("run", 1, "helper", "lost")
     assignment.over("run")
-    assignment.ask(live, "helper")
+    assignment.ask(helped, preparation, "helper")
     assert sent[-1].server == first

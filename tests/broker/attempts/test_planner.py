@@ -26,7 +26,7 @@ from tests.support.runs.loopback import Loopback, text_job
 from tests.support.runs.worker_deaths import vanish
 
 
-def fail(*_: Any) -> Any:
+def fail(*_: Any, **__: Any) -> Any:
     raise KeyError("gone")
 
 

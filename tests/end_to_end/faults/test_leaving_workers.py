@@ -334,13 +334,13 @@ def test_a_cap_holds_the_mean() -> None:
     cap = Cap()
     cap.spend(1 << 30, 0.0)
     assert cap.pause(0.0) == 0.0, "no cap"
-    cap.rate = 1000.0
+    cap.limit(1000.0)
     now = 0.0
     for _ in range(50):
         now += cap.pause(now)
         cap.spend(100, now)
     assert now == pytest.approx(4.9)
-    cap.rate = None
+    cap.limit(None)
     assert cap.pause(now) == 0.0
 
 

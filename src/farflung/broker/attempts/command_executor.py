@@ -91,7 +91,7 @@ class CommandExecutor:
 
     def _ask_helper(self, live: LiveRun, name: str) -> Action | None:
         try:
-            self.helpers.ask(live, name)
+            self.helpers.ask(live.helped, live.attempt.preparation, name)
         except InputError as error:
             failed = RunFailed(run=live.run, name=name, cause=str(error), attempt=live.attempt.number)
             return lambda: self.handle(failed)
@@ -104,7 +104,7 @@ class CommandExecutor:
             if text:
                 self.notices.operator_of(live.run, text)
             with self.runs.changed:
-                moves = self.helpers.move(live)
+                moves = self.helpers.move(live.helped)
             if moves:
                 self.handle(HelperMoves(run=live.run, name=moves))
 

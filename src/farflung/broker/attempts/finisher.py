@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from farflung.broker.attempts.planner import Journaled
 from farflung.broker.attempts.retained_states import RetainedStates
@@ -62,8 +62,7 @@ class RunFinisher:
             self.notices.operator_of(live.run, f"warning: its end is not in the journal: {error}")
         self.notices.watchers(live, Result(result=result.to_json(), kind=command.kind, batch=batch_item(command.batch)))
         with self.runs.changed:
-            live.result, live.submission.bundle = result, None
-            live.attempt = replace(live.attempt, preparation=None)
+            live.end(result)
             for name in live.planned.plan.devices if live.planned else ():
                 live.workers.retained.setdefault(name, [])
             self.retained.forget(live)

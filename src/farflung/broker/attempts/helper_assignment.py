@@ -14,12 +14,12 @@ from msgspec.structs import asdict
 
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import HelpedRun
 from farflung.cluster import Topology
 from farflung.graph.cut import cut
 from farflung.graph.opset import OPSET
 from farflung.job import JobSpec
-from farflung.messages.commands import Help, Helper, HelperGone
+from farflung.messages.commands import AttemptMessage, Help, Helper, HelperGone
 from farflung.messages.schema import Message
 from farflung.protocol.broker import BrokerMachine
 from farflung.protocol.hybrid.expected_helpers import stage_traffic, stage_work
@@ -64,18 +64,17 @@ class HelperAssignment:
         #: run -> helpers that have had a place in this attempt
         self._placed: dict[str, set[str]] = {}
 
-    def ask(self, live: LiveRun, name: str) -> None:
-        """Choose a server for the worker ``name`` and let it prepare.
+    def ask(self, helped: HelpedRun, preparation: AttemptMessage | None, name: str) -> None:
+        """Choose a server for the worker ``name`` and let it prepare with ``preparation``, that of the attempt.
 
         Raises:
             InputError: it can reach no server.
         """
-        places = self._places.setdefault(live.run, {})
-        servers = self._servers(live, name)
-        chosen = self._planned(live, name, servers) or choose_server(servers, self._machine.members[name].speed)
+        places = self._places.setdefault(helped.run, {})
+        servers = self._servers(helped, name)
+        chosen = self._planned(helped, name, servers) or choose_server(servers, self._machine.members[name].speed)
         others = tuple(one.name for one in servers if one.stage == chosen.stage and one.name != chosen.name)
         places[name] = _Place((chosen.name, *others), chosen.stage)
-        preparation = live.attempt.preparation
         assert preparation is not None
         command = Help(
             **asdict(preparation),
@@ -118,11 +117,11 @@ class HelperAssignment:
             self._send(server, gone)
         return f"{name} helps {' and '.join(place.servers)} no more: {cause}; its slices are computed by others"
 
-    def move(self, live: LiveRun) -> str:
+    def move(self, helped: HelpedRun) -> str:
         """Return the helper that should help another stage (empty: none), so that helpers do not pile up on one stage."""
         members = self._machine.members
-        places = {name: place for name, place in self._places.get(live.run, {}).items() if name in members}
-        seen = {name: self._servers(live, name) for name in places}
+        places = {name: place for name, place in self._places.get(helped.run, {}).items() if name in members}
+        seen = {name: self._servers(helped, name) for name in places}
         return best_move(
             seen, {name: members[name].speed for name in places}, {name: place.stage for name, place in places.items()}
         )
@@ -132,12 +131,12 @@ class HelperAssignment:
         self._places.pop(run, None)
         self._placed.pop(run, None)
 
-    def _servers(self, live: LiveRun, name: str) -> list[Server]:
-        planned = live.planned
+    def _servers(self, helped: HelpedRun, name: str) -> list[Server]:
+        planned = helped.planned
         assert planned is not None
-        members, places = self._machine.members, self._places.get(live.run, {})
+        members, places = self._machine.members, self._places.get(helped.run, {})
         found = []
-        strange = self._unsupported(live, name)
+        strange = self._unsupported(helped, name)
         for stage in planned.plan.stages:
             if stage.index in strange:
                 continue
@@ -167,22 +166,22 @@ class HelperAssignment:
                 found.append(replace(alone, power=alone.power + sum(added)))
         return found
 
-    def _planned(self, live: LiveRun, name: str, servers: Sequence[Server]) -> Server | None:
+    def _planned(self, helped: HelpedRun, name: str, servers: Sequence[Server]) -> Server | None:
         """Return the server that the plan counts ``name`` with (``None``: it has been placed before, or cannot reach it)."""
-        placed = self._placed.setdefault(live.run, set())
-        if live.planned is None or name in placed:
+        placed = self._placed.setdefault(helped.run, set())
+        if helped.planned is None or name in placed:
             return None
         placed.add(name)
-        wanted = live.planned.helpers.get(name)
+        wanted = helped.planned.helpers.get(name)
         return next((server for server in servers if (server.name, server.stage) == wanted), None)
 
-    def _unsupported(self, live: LiveRun, name: str) -> frozenset[int]:
+    def _unsupported(self, helped: HelpedRun, name: str) -> frozenset[int]:
         """Return the stages that the engine of the worker ``name`` can't compute."""
-        planned, bundle, operators = live.planned, live.submission.bundle, self._machine.members[name].offer.operators
-        if planned is None or bundle is None or operators is None or OPSET.keys() <= operators:
+        planned, graph, operators = helped.planned, helped.graph, self._machine.members[name].offer.operators
+        if planned is None or graph is None or operators is None or OPSET.keys() <= operators:
             return frozenset()
-        pieces = cut(bundle.graph, planned.plan.bounds)
-        targets = [{bundle.graph.ops[position].target for position in piece.positions} for piece in pieces]
+        pieces = cut(graph, planned.plan.bounds)
+        targets = [{graph.ops[position].target for position in piece.positions} for piece in pieces]
         return frozenset(index for index, needed in enumerate(targets) if not needed <= operators)
 
     def _bandwidth(self, name: str, server: str) -> float:

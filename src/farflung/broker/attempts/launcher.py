@@ -100,16 +100,16 @@ class AttemptLauncher:
         command = commands.Start(run=live.run, attempt=attempt)
         if times.begun == attempt or progress is None:
             return lambda: self.send(name, command)
-        times.begun, now = attempt, monotonic()
+        now = monotonic()
+        elapsed = now - times.begin(attempt, now)
         self.retained.forget(live)
-        times.started = now if times.started is None else times.started
-        progress.begin(now - times.started)
+        progress.begin(elapsed)
         seconds = now - live.attempt.planned_at
         self.notices.watchers(live, Started(run=live.run, attempt=attempt, seconds=seconds))
         self.trains(live)
-        begun, elapsed = live.attempt, now - times.started
+        begun = live.attempt
         recovery = _recovery(begun, times, now) if times.lost else None
-        times.lost = ""
+        times.recovered()
 
         def begin() -> None:
             fault_point("broker.before_start", run=live.run)
@@ -127,9 +127,7 @@ class AttemptLauncher:
 
     def lost(self, live: LiveRun, command: RecoverRun) -> Callable[[], None]:
         """An attempt is over; the pause lasts until training continues. Return the action that tells the operator."""
-        if not live.times.lost:
-            live.times.lost_at = monotonic()
-        live.times.lost = command.cause
+        live.times.lose(command.cause)
         self.notices.watchers(live, Note(text=command.text))
         return lambda: self.notices.operator_of(live.run, command.text)
 

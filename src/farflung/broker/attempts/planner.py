@@ -103,7 +103,7 @@ class AttemptPlanner:
         """
         found = live.submission.bundle or (read_bundle(live.store.root) if live.result is None else None)
         with self.runs.changed:
-            live.submission.bundle = found if live.result is None else None
+            live.submission.use_bundle(found if live.result is None else None)
             return live.submission.bundle
 
     def _failed(self, run: str, attempt: int, error: BaseException) -> None:
@@ -133,7 +133,7 @@ class AttemptPlanner:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure(self._unmeasured(live, members), live.job.threads)
         with self.runs.changed:
-            live.workers.measured |= {member.name for member in members}  # a plan that starts over measures newcomers only
+            live.workers.measured.update(member.name for member in members)  # a plan that starts over measures newcomers only
             if self.runs.machine.runs[live.run].attempts != attempt:
                 return None
             helpers = self.runs.machine.may_help(live.run)
@@ -156,7 +156,7 @@ class AttemptPlanner:
         elif text := planned.exposed(live.job):
             self.notices.everybody(live.run, text)
         progress = self.recorder.progress(live, planned.plan, planned.estimate.step_seconds, start.step)
-        preparation = preparation_of(bundle, live, planned, start)
+        preparation = preparation_of(bundle, planned, start, submitter=live.submission.submitter, recovered=live.times.begun > 0)
         return Attempt(
             number=attempt,
             first_step=start.step,
@@ -201,7 +201,7 @@ class AttemptPlanner:
         The caller has ``live.files``. So an older plan that is ready late changes none of that.
         """
         with self.runs.changed:
-            trusted, live.workers.distrusted = live.workers.distrusted, None
+            trusted = live.workers.take_distrusted()
             copied = live.workers.copy_hashes()
         newest = live.store.begin(attempt, trusted)
         written = live.store.write_plan(planned.plan, planned.cluster.to_json())
@@ -220,7 +220,8 @@ class AttemptPlanner:
         planned, start, routes = made.planned, made.start, self.network.routes
         assert planned is not None
         assert start is not None
-        live.attempt, live.workers.measured = made, measured
+        live.install(made)
+        live.workers.retain_measured(measured)
         to_submitter = routes.to_submitter(planned.plan.devices) if live.job.data.kind == "caller" else {}
         relays = [(relay, live.submission.submitter, name) for name, through in to_submitter.items() for relay, _ in through]
         self.network.relays.assign(live.run, planned.topology, [*planned.plan.devices, *start.lenders], relays)

@@ -228,7 +228,7 @@ class Replanner:
         with self._lock:
             if self._runs_by(live.run) != attempt:
                 return ""
-            live.workers.measured |= {member.name for member in idle}
+            live.workers.measured.update(member.name for member in idle)
             members, _ = self._able(live.run)
             helpers = self._machine.may_help(live.run)
         cluster = cluster_of(bundle, [*members, *helpers], self._inputs.links, self._inputs.reachability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from farflung.broker.live_run import LiveRun, new_run
 from farflung.broker.quotas import TicketQuotas
@@ -133,4 +133,4 @@ class Submissions:
             manifest = live.store.adopt(self.folders.source(source, caller), bundle)
         except FarflungError as error:
             raise type(error)(f"checkpoint.resume = {source!r}: {error}") from None
-        live.attempt = replace(live.attempt, first_step=manifest.step)
+        live.begin_at(manifest.step)

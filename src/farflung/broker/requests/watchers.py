@@ -53,7 +53,7 @@ class Watchers:
         yield JobInfo(name=live.job.name, steps=live.job.steps, workers=live.job.workers or 0)
         log = live.records.log
         position = LogPosition(records=min(request.records, log.records))
-        live.submission.attended = live.submission.attended or caller.name == live.submission.submitter
+        live.submission.watched_by(caller.name)
         while not left.is_set():
             with self._runs.changed:
                 while not (log.has_more(position) or live.result is not None or left.is_set() or self._closed):

@@ -114,7 +114,7 @@ class Service:
 
     def _open(self, order: OpenStage) -> Done:
         given, piece = order.settings, order.piece
-        self._budget.total = given.memory
+        self._budget.resize(given.memory)
         settings = EngineSettings(
             device=given.device,
             seed=given.seed,

@@ -151,7 +151,7 @@ def _compute(engine: Engine, spawn: Spawn, files: Sequence[int], *, alone: bool)
         tempfile.tempdir = os.environ["TMPDIR"] = spawn.scratch
         channel = socket.socket(fileno=files[0])
         arena = Arena(files[1], own=1)
-        PRESENT.memory = arena.label
+        PRESENT.share(arena.label)
         limits = Limits(
             memory=spawn.memory,
             accelerator=spawn.accelerator,

@@ -24,6 +24,14 @@ class KeyHolder:
     step: int = 0
     micro_batch: int = 0
 
+    def begin_run(self, seed: int) -> None:
+        """Operators draw by ``seed`` of the job."""
+        self.seed = seed
+
+    def begin(self, step: int, micro_batch: int) -> None:
+        """Operators draw for this micro-batch from now on."""
+        self.step, self.micro_batch = step, micro_batch
+
     def of(self, rng: int) -> int:
         """The seed of drawing operator ``rng`` now."""
         return op_seed(self.seed, self.step, self.micro_batch, rng)

@@ -86,6 +86,10 @@ class Program:
     size: int = 0
     key: KeyHolder = field(default_factory=KeyHolder)
 
+    def use_calls(self, calls: Iterable[Call]) -> None:
+        """Run ``calls`` from now on."""
+        self.calls = list(calls)
+
     def run(self, registers: list[Any]) -> None:
         """Run all calls; ``registers`` holds the sources and, afterwards, the values that were to be kept.
 

@@ -84,7 +84,7 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
         self._drifting = drifting(subgraph) if settings.recompute else frozenset()
         recorded = frozenset(value.op for value in graph.needs_grad) if settings.training else frozenset()
         self._program = compile_program(ops, device, keep, parts, recorded)
-        self._program.key.seed = settings.seed
+        self._program.key.begin_run(settings.seed)
         self._views = {e.value: self._view_program(e) for e in subgraph.requires_activations if e.alias_of is not None}
         for value in parts:
             reads = [source for source in self._program.sources if isinstance(source, Read) and source.value == value]
@@ -195,7 +195,7 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
                 if record and name in self._returns:
                     tensor = _Receive.apply(entry, tensor, sink, source)  # type: ignore[no-untyped-call]
                 registers[slot] = tensor
-            program.key.step, program.key.micro_batch = key.step, key.index
+            program.key.begin(key.step, key.index)
             narrow = _AUTOCAST.get(self._settings.precision)
             with nullcontext() if narrow is None else torch.autocast(self._device.type, narrow):
                 program.run(registers)

@@ -83,7 +83,7 @@ class StageServer:
         self._step = step
         source = SliceActions(self._parts, step)
         run_actions(source, self.context, meter)
-        meter.helped = source.helped
+        meter.add_helpers(source.helped)
 
     def close(self) -> None:
         """Send nothing more to helpers."""

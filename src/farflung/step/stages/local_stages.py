@@ -6,7 +6,7 @@ All arrays that belong to a stage are reached through here: by the steps that ch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 
 from farflung.checkpoint import pack
@@ -169,19 +169,27 @@ class LocalStages:
         self.consistent = True
         return newest
 
-    def begin_update(self) -> None:
-        """An update writes the states from here until they are ``consistent`` again."""
+    def update(self, step: int, scale: Array | None, sync: Callable[[Array | None], None] | None = None) -> None:
+        """Apply the optimizer to the gradients of ``step``; ``scale`` multiplies them. The states are not ``consistent`` until
+        the caller has stored that the step is applied, and calls ``settle``.
+
+        ``sync`` does all of it where replicas agree by a strategy.
+        """
         self.consistent = False
         self.delayed.end(self.bases)
-
-    def update(self, step: int, scale: Array | None) -> None:
-        """Apply the optimizer to the gradients of ``step``; ``scale`` multiplies them."""
-        self.begin_update()
-        current = rates(self.setup.job, step)
-        for runner in self.bases.values():
-            runner.update(current, scale)
+        if sync is not None:
+            sync(scale)
+        else:
+            current = rates(self.setup.job, step)
+            for runner in self.bases.values():
+                runner.update(current, scale)
         self.committed += 1
-        self.loss_scale.applied()
+        if sync is None:
+            self.loss_scale.applied()
+
+    def settle(self) -> None:
+        """The states are those of a step's boundary again."""
+        self.consistent = True
 
     def restore(self, before: Mapping[int, Mapping[str, Array]]) -> None:
         """Leave the present step out: load ``before``, the states that its forwards have changed."""

@@ -67,6 +67,14 @@ class CommandRunner:
         """Commands of ``step`` follow."""
         self.facts = StepFacts(step=step, rates=rates)
 
+    def use_derivatives(self, slopes: Mapping[int, Sequence[float]]) -> None:
+        """Commands of this step use ``slopes``, by rank."""
+        self.facts.slopes = slopes
+
+    def scale_gradients(self, scale: Array | None) -> None:
+        """Updates of this step multiply gradients by ``scale`` (``None``: by nothing)."""
+        self.facts.scale = scale
+
     def end_step(self) -> None:
         """All commands of the step are done."""
         self._norm.end_step(self.facts.step)

@@ -113,8 +113,8 @@ class Synchronizer:
                 self._origin = retained.origin
                 self._checkpoint.restore(replica, retained)
             else:
-                retained.values, planned = {}, True
-                self._checkpoint.restore(replica, retained)
+                planned = True
+                self._checkpoint.restore(replica, replace(retained, values={}))
                 _begin_again(replica, self._commands, self.strategy, step - retained.origin)
         traits = self.strategy.traits
         if planned and self._setup.device == self._setup.leader:
@@ -183,9 +183,8 @@ class Synchronizer:
             self._notify(f"step {step}: {changed}")
         for replica in self._replicas.values():
             if changed is not None:
-                replica.world = replace(replica.world, local_steps=self._local_steps.steps)
-            replica.program = self.strategy.step(place, replica.world)
-            replica.begun.clear()
+                replica.follow(replace(replica.world, local_steps=self._local_steps.steps))
+            replica.begin_step(self.strategy.step(place, replica.world))
 
     def participants(self, step: int) -> frozenset[int]:
         """The pipelines that take a local step in ``step``."""
@@ -211,7 +210,7 @@ class Synchronizer:
 
     def use_derivatives(self, slopes: Mapping[int, Sequence[float]]) -> None:
         """Store what arrived of each replica's slopes in this step, by rank; the own ones until they have gone to others."""
-        self._commands.facts.slopes = slopes
+        self._commands.use_derivatives(slopes)
         for replica in self._replicas.values():
             replica.record_slope(slopes[replica.world.rank][-1])
 
@@ -251,7 +250,7 @@ class Synchronizer:
     def finish(self, scale: Array | None) -> None:
         """After all backwards: the rest of the step, updates and means included."""
         facts = self._commands.facts
-        facts.scale = scale
+        self._commands.scale_gradients(scale)
         for replica in self._replicas.values():
             for layer in sorted(replica.program.ready, reverse=True):
                 self._commands.run_early(replica, layer)

@@ -43,7 +43,7 @@ class LayerCodecFollower:
         for reports in self._values.end_reports(replica):
             codecs = chosen_codecs(self._rule, reports, replica.world)
             if codecs != replica.world.codecs:
-                replica.world = replace(replica.world, codecs=codecs)
+                replica.follow(replace(replica.world, codecs=codecs))
                 self._report(replica, step)
         if replica.stage in self._reports:
             self._values.begin_report(replica, step, self._reports.pop(replica.stage))

@@ -35,7 +35,7 @@ class LayerSetFollower:
         for measured in self._values.end_reports(replica):
             world = self._strategy.follow(replica.world, measured)
             if world != replica.world:
-                replica.world = world
+                replica.follow(world)
                 self._report(replica, step)
         self._values.begin_report(replica, step, times.take())
 

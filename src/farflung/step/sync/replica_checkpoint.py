@@ -54,14 +54,18 @@ class ReplicaCheckpoint:
     def _retained(self, replica: StageReplica, origin: int) -> RetainedReplica:
         names, world, norm = replica.names(replica.world.every), replica.world, self._norm.retained
         more = {} if norm is None else {_PREVIOUS: {replica.mark: norm}}
-        retained = RetainedReplica(origin=origin, registers=replica.registers | more)
         if self._traits.layer_codecs is not None:
-            retained.times = codecs_to(self._traits.layer_codecs, world)
+            times: Array | None = codecs_to(self._traits.layer_codecs, world)
         else:
-            retained.times = self._local_steps.retained if replica.times is None else world.times_and_latencies
-        if self._traits.drifts and world.rank:  # a checkpoint's own states are those of rank 0
-            retained.parameters = dict(replica.runner.states(names, copy=False))
-            retained.optimizer = dict(replica.runner.optimizer_states(copy=False))
+            times = self._local_steps.retained if replica.times is None else world.times_and_latencies
+        drifted = self._traits.drifts and world.rank > 0  # a checkpoint's own states are those of rank 0
+        retained = RetainedReplica(
+            origin=origin,
+            times=times,
+            registers=replica.registers | more,
+            parameters=dict(replica.runner.states(names, copy=False)) if drifted else {},
+            optimizer=dict(replica.runner.optimizer_states(copy=False)) if drifted else {},
+        )
         for tag, mean in replica.exchanges.means.items():
             shapes = {name: self._graph.state[name].spec.shape for name in mean.arrays}
             retained.means[tag] = {name: array.reshape(shapes[name]) for name, array in mean.arrays.items()}
@@ -73,13 +77,13 @@ class ReplicaCheckpoint:
         """Give ``replica`` back what a checkpoint holds of it."""
         retained.load(replica.runner)
         if retained.times is not None and self._traits.layer_codecs is not None:
-            replica.world = codecs_from(self._traits.layer_codecs, retained.times, replica.world)
+            replica.follow(codecs_from(self._traits.layer_codecs, retained.times, replica.world))
         elif retained.times is not None and replica.times is not None:
             if retained.times.size == 3 * len(replica.world.layers):  # else the stage has other layers now
-                replica.world = replica.world.with_times(retained.times)
+                replica.follow(replica.world.with_times(retained.times))
         elif retained.times is not None:
             self._local_steps.resume(retained.times)
-            replica.world = replace(replica.world, local_steps=self._local_steps.steps)
+            replica.follow(replace(replica.world, local_steps=self._local_steps.steps))
         replica.registers.update({register: dict(arrays) for register, arrays in retained.registers.items()})
         for norm in replica.registers.pop(_PREVIOUS, {}).values():
             self._norm.resume(norm)

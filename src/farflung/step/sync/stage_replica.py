@@ -105,6 +105,15 @@ class StageReplica:
         else:
             self.registers.pop(_SLOPES, None)
 
+    def begin_step(self, program: Program) -> None:
+        """A step begins, in which ``program`` is carried out."""
+        self.program = program
+        self.begun.clear()
+
+    def follow(self, world: World) -> None:
+        """The strategy goes on with ``world``: all replicas of the stage switch between the same two steps."""
+        self.world = world
+
     def names(self, layers: Sequence[int]) -> list[str]:
         """The parameters of ``layers``."""
         return [name for layer in layers for name in self.layers[layer]]

@@ -245,7 +245,7 @@ class SampleCache:
                 if rows is None or rows.shape != (len(ids), int(width)):
                     raise CheckpointError(f"the checkpoint's memory of {route.value!r:.80} is torn: use an older checkpoint")
                 table.put(ids.view(np.uint64), rows)
-            table.messages = 0
+            table.restart()
 
     def _ways(self) -> list[Route]:
         return [route for route in self._setup.routes if self._setup.device in (route.sender, route.receiver)]

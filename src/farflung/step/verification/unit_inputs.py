@@ -28,6 +28,14 @@ class UnitInputArrays:
     values: Mapping[ValueRef, Array] = field(default_factory=dict)
     gradients: Mapping[ValueRef, Sequence[Array]] = field(default_factory=dict)
 
+    def took_values(self, values: Mapping[ValueRef, Array] | None) -> None:
+        """Store what the forward took."""
+        self.values = dict(values or {})
+
+    def took_gradients(self, gradients: Mapping[ValueRef, Sequence[Array]]) -> None:
+        """Store what the backward took."""
+        self.gradients = {value: list(arrays) for value, arrays in gradients.items()}
+
     def values_by_edge(self, piece: SubGraph) -> list[tuple[Edge, Array]]:
         """Return the values with their edges, in the order of messages."""
         return [(edge, self.values[edge.value]) for edge in value_edges(piece)] if self.values else []

@@ -68,11 +68,11 @@ class Verification:
         replicated = len(setup.plan.stages[action.stage].devices) > 1
         mine = self._retained.of(Unit(step, action.stage, index)) if replicated else UnitInputArrays()
         if action.kind is ActionKind.FORWARD:
-            mine.values = dict(inputs.values or {})
+            mine.took_values(inputs.values)
             self._took |= taken(piece, index, UnitInputArrays(values=mine.values))
             self._gave |= given_values(piece, index, result.values)
         else:
-            mine.gradients = {value: list(arrays) for value, arrays in inputs.gradients.items()}
+            mine.took_gradients(inputs.gradients)
             self._took |= taken(piece, index, UnitInputArrays(gradients=mine.gradients))
             self._gave |= given_gradients(piece, index, result.values)
 

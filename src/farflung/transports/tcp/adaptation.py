@@ -193,6 +193,10 @@ class Cap:
         self.free_at = 0.0
         self._lock = threading.Lock()
 
+    def limit(self, rate: float | None) -> None:
+        """Send at most ``rate`` bytes per second from the next message on (None: no limit)."""
+        self.rate = rate
+
     def pause(self, now: float) -> float:
         """Seconds until the next message may go (0: now)."""
         return 0.0 if self.rate is None else max(self.free_at - now, 0.0)

@@ -4,45 +4,42 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from farflung.clock import monotonic
 from farflung.errors import ConnectionLost, FarflungError
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.transports.config import TransportConfig
-from farflung.transports.tcp.connection import Connection, NotAdmitted
+from farflung.transports.tcp.connection import NotAdmitted
 
-__all__ = ["Dialed", "Dialer"]
+__all__ = ["Dialer", "LinkCalls"]
 
 #: How long a peer that is there may take to learn of the run: it may have to end its part in another one first.
 _ADMISSION_SECONDS = 90.0
 
 
-class Dialed(Protocol):
-    """The link, as its dialer sees it. ``changed`` guards the link and the dialer."""
+@dataclass(frozen=True, slots=True)
+class LinkCalls:
+    """What a dialer calls of its link. ``enough`` and ``connected`` are called under the link's lock, the others without it.
 
-    peer: str
-    changed: threading.Condition
-    connections: list[Connection]
+    ``dial``: make one connection; return False if nobody knows where the peer is. ``enough``: whether there is nothing to dial
+    for. ``connected``: whether there is a connection. ``fail``: end the link with an error.
+    """
 
-    @property
-    def threads(self) -> ThreadGroup:
-        """The endpoint's threads."""
-
-    def enough(self) -> bool:
-        """Whether there is nothing to dial for (under the lock)."""
-
-    def fail(self, error: FarflungError, *, quiet: bool = False) -> None:
-        """End the link with ``error``."""
+    dial: Callable[[], bool]
+    enough: Callable[[], bool]
+    connected: Callable[[], bool]
+    fail: Callable[[FarflungError], None]
 
 
 class Dialer:
     """Dials on one thread at a time, named "dial-PEER"."""
 
-    def __init__(self, link: Dialed, dial: Callable[[], bool], redial: float) -> None:
-        """``dial``: make one connection; return False if nobody knows where the peer is. ``redial``: seconds between attempts."""
-        self._link, self._once, self._redial = link, dial, redial
+    def __init__(self, peer: str, changed: threading.Condition, threads: ThreadGroup, calls: LinkCalls, *, redial: float) -> None:
+        """``changed`` guards the link and the dialer. ``threads``: of the endpoint. ``redial``: seconds between attempts."""
+        self._peer, self._changed, self._threads = peer, changed, threads
+        self._calls, self._redial = calls, redial
         #: Whether a thread dials now.
         self.running = False
         #: Why the newest failed attempt failed.
@@ -64,15 +61,15 @@ class Dialer:
         """Dial on a thread, unless one does (under the lock)."""
         if not self.running:
             self.running = True
-            self._link.threads.spawn(f"dial-{self._link.peer}", self.run)
+            self._threads.spawn(f"dial-{self._peer}", self.run)
 
     def run(self) -> None:
         """Dial until there are enough connections, the link is over, or (with some there) the peer does not answer."""
-        going, changed = True, self._link.changed
+        going, changed = True, self._changed
         try:
             while going:
                 with changed:
-                    going = self.running = not self._link.enough()
+                    going = self.running = not self._calls.enough()
                 if going:
                     known, failure = self._try()
                     with changed:
@@ -85,9 +82,9 @@ class Dialer:
     def _try(self) -> tuple[bool, FarflungError | None]:
         """Whether the peer's place is known, and why it was not reached (None: it was)."""
         known: list[bool] = []
-        failure = failure_of(f"dialling {self._link.peer}", lambda: known.append(self._once()))
+        failure = failure_of(f"dialling {self._peer}", lambda: known.append(self._calls.dial()))
         if failure is not None and not isinstance(failure, ConnectionLost):
-            self._link.fail(failure)  # else the link would wait for ever
+            self._calls.fail(failure)  # else the link would wait for ever
         return known != [False], failure
 
     def _heed(self, known: bool, failure: FarflungError | None) -> bool:
@@ -96,8 +93,8 @@ class Dialer:
             refused = "refused" in str(failure).lower()
             self.refused_since = (self.refused_since or monotonic()) if refused else None
             self.failure = failure
-        if (failure is not None or not known) and (self._link.connections or not known):
+        if (failure is not None or not known) and (self._calls.connected() or not known):
             return True
         if failure is not None:
-            self._link.changed.wait(self._redial)
+            self._changed.wait(self._redial)
         return False

@@ -23,7 +23,7 @@ from farflung.transports.meter import frame_bytes
 from farflung.transports.tcp.adaptation import Deadlines, Rate, StripeProbe
 from farflung.transports.tcp.byte_counts import LinkGoodput, Measured
 from farflung.transports.tcp.connection import Connection, MessageKind, build_message
-from farflung.transports.tcp.dialer import Dialer
+from farflung.transports.tcp.dialer import Dialer, LinkCalls
 from farflung.transports.tcp.halves import Inbox, Outbox
 from farflung.transports.tcp.lanes import Lanes
 from farflung.transports.tcp.link_host import LinkHost
@@ -76,15 +76,15 @@ class TcpLink(Measured):
         self.peer_sent = False
         self._echo: tuple[float, float] | None = None
         self._unreadable: FarflungError | None = None
-        self._ever = False
-        self._corrupt = 0
+        self._ever, self._corrupt = False, 0
         self._resumed = self._repeated = self._arrived = 0
         self._congestion = ""
         #: What a new connection's deadlines begin with (see ``Deadlines``).
         self._patience = 1.0
         #: Since when there is no connection.
         self.alone_since: float | None = monotonic()
-        self.dialer = Dialer(self, lambda: host.dial_link(self), float(config.redial))
+        calls = LinkCalls(lambda: host.dial_link(self), self.enough, lambda: bool(self.connections), self.fail)
+        self.dialer = Dialer(peer, self.changed, host.threads, calls, redial=float(config.redial))
 
     @property
     def threads(self) -> ThreadGroup:

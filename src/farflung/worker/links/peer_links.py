@@ -72,7 +72,7 @@ class PeerLinks:
 
     def limit_rate(self, rate: float | None) -> None:
         """Send at most ``rate`` bytes per second to all peers together (None: no limit)."""
-        self._endpoint.cap.rate = rate
+        self._endpoint.cap.limit(rate)
 
     def probe(self, peer: str) -> tuple[Probe, str]:
         """Measure the link to ``peer``: the result, and the relay that the link uses.

@@ -281,10 +281,9 @@ def _prelu(a: Any, weight: Any) -> Value:
     wide = slope.reshape(sizes)
     axes = tuple(axis for axis in range(x.ndim) if sizes[axis] == 1)
     kept = lambda g: np.where(x > 0, 0, g * x).sum(axis=axes).reshape(slope.shape)  # noqa: E731
-    result = Value(np.where(x > 0, x, x * wide))
     parts = [(a, lambda g: g * np.where(x > 0, 1, wide)), (weight, kept)]
-    result.parents = tuple((operand, pull) for operand, pull in parts if isinstance(operand, Value))
-    return result
+    parents = [(operand, pull) for operand, pull in parts if isinstance(operand, Value)]
+    return Value(np.where(x > 0, x, x * wide), parents)
 
 
 @operator("masked_fill.Scalar", "masked_fill.Tensor")

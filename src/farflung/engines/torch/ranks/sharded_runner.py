@@ -51,7 +51,7 @@ class ShardedRunner(RankRunner):
         others = None if share is None else share.gradients_of_blocks
         layouts = [self._layouts(block) for block in reversed(self._blocks)]
         self.gradients_of_blocks: BlockGradients = BlockGradients(layouts, at, settings.part_ends, self.state.take_leaves, others)
-        self._program.calls = list(self._gathering_calls())
+        self._program.use_calls(self._gathering_calls())
 
     def _layouts(self, block: Block) -> list[Layout[Use]]:
         """For each rank the uses of its parameters whose gradients are complete when a backward leaves ``block``."""
