@@ -109,11 +109,19 @@ class TwoPhaseCommit:
             self._stages.begin_update()
             sync(scale)
             self._stages.committed += 1
+            if scale is not None:  # a replica that rests has no gradients
+                self._stages.loss_scale.applied()
         self._done(step, Decision(scale=None if scale is None else float(scale)))
 
-    def skip(self, step: int) -> None:
-        """Leave the step out, in place of the second phase."""
+    def skip(self, step: int, sync: Callable[[], None] | None) -> None:
+        """Leave the step out, in place of the second phase.
+
+        ``sync``: what the replica exchanges in the step without an update of its own. The step counts for the other replicas.
+        """
         self._stages.restore(self._before)
+        if sync is not None:
+            sync()
+            self._stages.committed += 1
         self._done(step, Decision(applied=False))
 
     def rolled_back(self, step: int) -> None:
