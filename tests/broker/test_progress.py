@@ -57,6 +57,19 @@ def test_a_step_is_on_record_when_all_have_told_it() -> None:
     assert record.busy_seconds == {0: 0.5, 1: 0.5}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(0, 0, (5, False)), (0, 3, (2, False)), (2, 3, (5, True)), (9, 9, (5, True))]
+)
+def test_samples_that_replicas_left_out_alone_do_not_count(first: int, second: int, expected: tuple[int, bool]) -> None:
+    made, told, _ = progress(2)
+    made.begin()
+    made.report("w0", replace(report(0, loss=3.0), left_out=first))
+    made.report("w1", replace(report(0), left_out=second))
+    (record,) = told
+    assert isinstance(record, StepRecord)
+    assert (record.samples, record.skipped) == expected
+
+
 @settings(deadline=None, max_examples=50)
 @given(order=st.permutations([(step, worker) for step in range(4) for worker in range(3)]), first=st.integers(0, 5))
 def test_records_come_in_order_whatever_the_order_of_reports(order: list[tuple[int, int]], first: int) -> None:

@@ -217,6 +217,9 @@ class Progress:
         excluded = excluded_members(by_worker, _faulty(self._job))
         leader = next((report for report in reports if report.loss is not None), reports[0])
         samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
+        left_out = min(sum(report.left_out for report in reports), samples)
+        skipped = leader.skipped or 0 < left_out == samples  # by all replicas
+        samples -= 0 if skipped else left_out
         sent: dict[Pair, int] = {}
         dense: dict[Pair, int] = {}
         busy: dict[int, float] = {}
@@ -244,7 +247,7 @@ class Progress:
             link_bytes=sent,
             dense_bytes=dense,
             busy_seconds=busy,
-            skipped=leader.skipped,
+            skipped=skipped,
             codecs=dict(sorted(codecs.items())),
             grad_norm=leader.grad_norm,
             helped=dict(sorted(helped.items())),

@@ -48,7 +48,7 @@ def _check_update(job: JobSpec) -> None:
 
 
 def _check_loss_scale(job: JobSpec) -> None:
-    """All workers share one scale, which is a power of 2: dividing by it is exact. An overflow leaves out the whole step."""
+    """The scale is a power of 2: dividing by it is exact. ``sync.check_loss_scale`` says with which strategies it works."""
     given = job.loss_scale
     if job.precision != "fp16":
         if given != LossScaleSpec():
@@ -57,10 +57,10 @@ def _check_loss_scale(job: JobSpec) -> None:
     for key in ("initial", "growth", "backoff"):
         if math.frexp(value := getattr(given, key))[0] != 0.5:
             raise InputError(f"loss_scale.{key} = {value:g} is no power of 2, so gradients would be rounded: set e.g. 2 or 0.5")
-    if job.sync.strategy != "exact":
+    if job.optimizer.clip_by == "previous":
         raise InputError(
-            f"precision = 'fp16' with sync.strategy = {job.sync.strategy!r}: replicas that train alone can't leave out a step in "
-            "which one of them overflows; remove [sync], or set 'bf16'"
+            "precision = 'fp16' with optimizer.clip_by = 'previous': the norm of a step is known before its update, because it "
+            "shows an overflow; remove clip_by"
         )
     if job.optimizer.delayed:
         raise InputError(

@@ -227,6 +227,7 @@ class ShardUpload(Message, kind="shard", on=Channel.UPLOADS):
     step: Count
     committed: Count
     rested: Count
+    left_out: Count | UnsetType = UNSET
     attempt: Version
 
 

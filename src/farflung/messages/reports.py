@@ -201,6 +201,7 @@ class Stepped(RunReport, kind="step", on=Channel.REPORTS):
     losses: Annotated[tuple[float, ...], Meta(max_length=_MOST_MICRO_BATCHES)]
     samples: Count
     skipped: bool
+    left_out: Count | UnsetType = UNSET
     rate: float
     grad_norm: float | None
     divergence: float | None

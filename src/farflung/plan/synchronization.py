@@ -24,7 +24,18 @@ from farflung.plan.codec_choice.exchange_codec import Group, sync_settings
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.plan.reduction_choice import with_reductions
 from farflung.plan.traffic import sync_specs
-from farflung.sync import LayerInfo, Sent, Strategy, Traits, World, check_clipping, codec_name, explain, get_strategy
+from farflung.sync import (
+    LayerInfo,
+    Sent,
+    Strategy,
+    Traits,
+    World,
+    check_clipping,
+    check_loss_scale,
+    codec_name,
+    explain,
+    get_strategy,
+)
 from farflung.sync.local_step_counts import local_steps
 from farflung.units import Bytes, Seconds
 
@@ -230,6 +241,8 @@ def check_fits(strategy: Strategy, job: JobSpec) -> None:
     """
     traits = strategy.traits
     check_clipping(traits, job.optimizer.clip_norm, by_previous_step=job.optimizer.clip_by == "previous")
+    if job.precision == "fp16":
+        check_loss_scale(traits)
     memory = traits.memory
     try:
         codec = read_codec(traits.codec)

@@ -77,7 +77,8 @@ class Executor:
         context, stages, setup = self._context, self.stages, self.setup
         verification = Verification(context, stages)
         sums = gradient_exchange(setup, context.inbox, context.outbox, context.transfer.spoilt, verification.part)
-        sync = synchronized(setup, context.inbox, context.outbox, (context.note, context.trace, context.transfer.gauge))
+        reports = context.note, context.trace, context.transfer.gauge
+        sync = synchronized(setup, context.inbox, context.outbox, reports, stages.loss_scale)
         participation = Participation(setup, sync)
         copies = StateCopies(context, stages)
         vote = StepVote(context, copies.due, participation.due)
@@ -291,6 +292,6 @@ class Executor:
         if samples.on:
             self.inbox.wait_until(lambda: samples.settled)
             optimizer |= samples.kept()
-        committed = Committed(steps=self.stages.committed, rested=self._step.rested)
+        committed = Committed(steps=self.stages.committed, rested=self._step.rested, left_out=self._step.left_out)
         self._context.hooks.on_checkpoint(self.step, committed, states, optimizer)
         self.stages.saved()

@@ -86,8 +86,14 @@ class GradientCheck:
         return policy
 
     def _tolerates(self, verdict: Verdict) -> bool:
-        """Return whether the losses are finite, except those of replicas that the sync strategy tolerates."""
+        """Return whether the losses are finite, except those of replicas that the sync strategy tolerates.
+
+        With a loss scale of its own, a replica judges its own losses.
+        """
         setup = self._context.setup
+        if self._stages.loss_scale.on and setup.plan.sync is not None:
+            own = setup.pipeline[setup.loss_stage]
+            return all(setup.places[setup.loss_stage][index] != own for index in verdict.bad)
         if verdict.finite or not self._faulty:
             return verdict.finite
         return (

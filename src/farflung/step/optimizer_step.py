@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from farflung.clock import precise_time
 from farflung.engines.base import Array
@@ -66,6 +67,8 @@ class OptimizerStep:
         self.gradients: dict[str, Array] = {}
         #: Samples of applied steps that nobody computed, because replicas did not take part.
         self.rested = 0
+        #: Samples of the own pipeline in steps that it left out alone; counted by the worker that makes its losses.
+        self.left_out = 0
 
     def begin_states(self, step: int) -> None:
         """Load the states that the run begins with; ``step`` steps are done."""
@@ -121,7 +124,7 @@ class OptimizerStep:
             if verdict.copy_states:
                 parts.copies.take(step)
         trace.note(SpanKind.COMPUTE, "update", begin, step=step, stage=setup.own_stages[0])
-        self._report(step, meter, losses, (verdict, norm, on_nan is not None))
+        self._report(step, meter, losses, (verdict, norm, on_nan))
         parts.verification.end_step(step)
         fault_point("worker.after_update", step=step, device=setup.device)
         return StepEnd(stop=verdict.stop, save=verdict.save)
@@ -152,20 +155,23 @@ class OptimizerStep:
             parts.commit.apply(step, scale, None if parts.sync is None else parts.sync.finish)
             self.rested += parts.participation.rested(step)
         elif on_nan == "skip":
-            parts.commit.skip(step)
+            parts.commit.skip(step, None if parts.sync is None else partial(parts.sync.finish, None, updates=False))
+            if parts.sync is not None:  # the step counts for the other pipelines
+                self.rested += parts.participation.rested(step)
+                self.left_out += parts.participation.own_samples
             parts.scale.report(step)
         else:
             self._open_sync(step, self._stages.roll_back(self._context.hooks))
             parts.commit.rolled_back(step)
 
     def _report(
-        self, step: int, meter: StepMeter, losses: Mapping[int, float], ended: tuple[Verdict, float | None, bool]
+        self, step: int, meter: StepMeter, losses: Mapping[int, float], ended: tuple[Verdict, float | None, str | None]
     ) -> None:
         """Store the step's report, and give it to the hooks once its last frame has been encoded.
 
-        ``ended``: the verdict, the norm of the gradients, and whether the step was skipped.
+        ``ended``: the verdict, the norm of the gradients, and what was done instead of an update (see ``GradientCheck.judge``).
         """
-        verdict, norm, skipped = ended
+        verdict, norm, instead = ended
         context, participation, sync = self._context, self._parts.participation, self._parts.sync
         ordered = tuple(losses[index] for index in sorted(losses))
         everyone = verdict.losses
@@ -182,7 +188,8 @@ class OptimizerStep:
             loss=participation.mean(step, ordered) if ordered else None,
             losses=ordered,
             samples=participation.samples(step),
-            skipped=skipped,
+            skipped=instead is not None and sync is None,
+            left_out=participation.own_samples if instead is not None and sync is not None else 0,
             rate=rates(context.setup.job, step)[len(context.setup.job.optimizer.groups)],
             grad_norm=norm,
             divergence=None if sync is None else sync.divergence,

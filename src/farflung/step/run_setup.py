@@ -52,11 +52,12 @@ class Committed:
     """What the states of a checkpoint consist of: applied ``steps`` (not those that were skipped or rolled back).
 
     ``rested``: samples of such steps, since the attempt's first, that nobody computed because replicas took no part
-    (``sync.pacing``).
+    (``sync.pacing``). ``left_out``: those that this worker's replica computed and left out alone, because they overflowed.
     """
 
     steps: int
     rested: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +145,16 @@ class RunSetup:
         return next((stage.devices.index(self.device) for stage in self.plan.stages if self.device in stage.devices), 0)
 
     @cached_property
+    def pipeline(self) -> tuple[str, ...]:
+        """With a sync strategy: the devices of this device's pipeline, by stage."""
+        return tuple(stage.devices[self.number] for stage in self.plan.stages)
+
+    @cached_property
     def update_group(self) -> tuple[str, ...]:
         """The other devices whose gradients belong to the same updates: with a sync strategy those of the pipeline, else all."""
         if self.plan.sync is None:
             return self.peers
-        own = {stage.devices[self.number] for stage in self.plan.stages}
-        return tuple(device for device in self.peers if device in own)
+        return tuple(device for device in self.peers if device in self.pipeline)
 
     @cached_property
     def part(self) -> float:

@@ -106,9 +106,9 @@ class TwoPhaseCommit:
         self._stages.update(step, scale, sync)
         self._done(step, Decision(scale=None if scale is None else float(scale)))
 
-    def skip(self, step: int) -> None:
-        """Leave the step out, in place of the second phase."""
-        self._stages.restore(self._before)
+    def skip(self, step: int, sync: Callable[[], None] | None) -> None:
+        """Leave the step out, in place of the second phase. ``sync``: see ``LocalStages.restore``."""
+        self._stages.restore(self._before, sync)
         self._done(step, Decision(applied=False))
 
     def rolled_back(self, step: int) -> None:

@@ -10,7 +10,17 @@
 - ``reductions``: ways to sum over a group's links. ``timeline``: what programs take, for predictions.
 """
 
-from farflung.sync.base import LayerCodecs, Register, Sent, Strategy, StrategyDefaults, Traits, check_clipping, codec_name
+from farflung.sync.base import (
+    LayerCodecs,
+    Register,
+    Sent,
+    Strategy,
+    StrategyDefaults,
+    Traits,
+    check_clipping,
+    check_loss_scale,
+    codec_name,
+)
 from farflung.sync.commands import Command, Commands, Program
 from farflung.sync.equations import (
     local_sgd_seconds,
@@ -43,6 +53,7 @@ __all__ = [
     "Traits",
     "World",
     "check_clipping",
+    "check_loss_scale",
     "codec_name",
     "explain",
     "get_strategy",

@@ -26,6 +26,7 @@ __all__ = [
     "Traits",
     "ZerothOrder",
     "check_clipping",
+    "check_loss_scale",
     "codec_name",
 ]
 
@@ -110,7 +111,8 @@ class Traits:
     ``zeroth_order``: given where a step has no backward. ``needs_one_stage``: settings that forbid parameters that two stages
     share. ``faulty``: members whose gradients may be anything, NaN included. ``least_steps``: a run of fewer steps ends with the
     parameters that it began with, whatever the members' speeds. ``plain_sgd``: an update must be ``-lr`` times its gradient, so
-    that members can build each other's local steps.
+    that members can build each other's local steps. ``shares_gradients``: gradients of some members go into updates of others,
+    beside parameters.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Traits:
     faulty: int = 0
     least_steps: int = 1
     plain_sgd: bool = False
+    shares_gradients: bool = False
 
     @property
     def drifts(self) -> bool:
@@ -267,3 +270,23 @@ def check_clipping(traits: Traits, max_norm: float | None, *, by_previous_step: 
             f"clip_norm = {max_norm:g}: {traits.name} updates a layer before all gradients are known; remove clip_norm, "
             "set clip_by = 'previous' (by the norm of the step before), or choose a strategy that updates at the end of a step"
         )
+
+
+def check_loss_scale(traits: Traits) -> None:
+    """Check that a replica can leave out its own update in a step in which its gradients overflow in float16.
+
+    That needs all gradients of the replica before its first update, and updates by its own gradients, in the step that made them.
+
+    Raises:
+        InputError: the strategy exchanges gradients or losses, updates layers earlier, or its local steps last several steps.
+    """
+    instead = "; set strategy = 'diloco' or 'local_sgd', or precision = 'bf16'"
+    if not traits.drifts or traits.shares_gradients or traits.zeroth_order is not None:
+        raise InputError(
+            f"precision = 'fp16': {traits.name} gives what one replica computes to all, so an overflow would reach all{instead}, "
+            "or take strategy = 'exact'"
+        )
+    if traits.updates_early:
+        raise InputError(f"precision = 'fp16': {traits.name} updates a layer before all gradients are known{instead}")
+    if traits.asynchronous:
+        raise InputError(f"precision = 'fp16': {traits.name} counts a local step in a later step than it began{instead}")

@@ -16,7 +16,7 @@ from farflung.messages.calls import ShardUpload
 from farflung.messages.conversions.link_reports import link_items
 from farflung.messages.conversions.step_reports import StepReport, message_of
 from farflung.messages.reports import CopyHashed, Evaluated, Generated, Hashed, Traced
-from farflung.messages.schema import Message
+from farflung.messages.schema import UNSET, Message
 from farflung.step.run_setup import Committed, Phase
 from farflung.telemetry.log_line import Detail
 from farflung.telemetry.trace import ClockOffset, Span, pack_spans
@@ -172,7 +172,14 @@ class WorkerHooks:
 
     def on_checkpoint(self, step: int, committed: Committed, states: Mapping[str, Array], optimizer: Mapping[str, Array]) -> None:
         """Send this worker's share to the broker."""
-        head = ShardUpload(run=self.run, step=step, committed=committed.steps, rested=committed.rested, attempt=self.attempt)
+        head = ShardUpload(
+            run=self.run,
+            step=step,
+            committed=committed.steps,
+            rested=committed.rested,
+            left_out=committed.left_out or UNSET,
+            attempt=self.attempt,
+        )
         if self.upload.store(head, pack(states, optimizer)):
             self.states.use_checkpoint()
 

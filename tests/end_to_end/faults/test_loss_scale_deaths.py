@@ -10,7 +10,7 @@ import pytest
 from farflung.job import JobSpec
 from farflung.telemetry import RunFolder, StepRecord, injecting
 from tests.support.runs.loopback import Finished, Loopback, same, text_folder, text_job
-from tests.support.runs.worker_deaths import STEPS, CopiedStates, at, cut, recoveries_of, vanish_when_told
+from tests.support.runs.worker_deaths import STEPS, CopiedStates, at, cut, recoveries_of, vanish, vanish_when_told
 
 
 def job(**changes: object) -> JobSpec:
@@ -77,3 +77,29 @@ def test_a_run_goes_on_with_its_scale(
         assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
         assert found.reader().manifest.ledger == truth.reader().manifest.ledger
         assert [one.source for one in recoveries_of(found)] == [source]
+
+
+def apart() -> JobSpec:
+    """Replicas that train alone, each with a scale of its own."""
+    sync = {"strategy": "local_sgd", "settings": {"sync_every": 3}}
+    plan = {"planner": "equal_compute", "replicas": 2}
+    return job(sync=sync, plan=plan, micro_batch_sizes=[2, 1, 1, 1], checkpoint={"every": 2}, copies=0)
+
+
+def test_replicas_that_train_alone_go_on_with_their_scales(place: Path, tmp_path: Path) -> None:
+    with Loopback(place, 3, folder=str(tmp_path / "undisturbed")) as cluster:
+        truth = cluster.run(apart())
+    with Loopback(place, 3, folder=str(tmp_path / "disturbed")) as cluster:
+        victim = "b"
+        with injecting(at("worker.before_update", 7, victim, lambda: vanish(cluster, victim))):
+            found = cluster.run(apart(), anybody=True)
+    assert found.result.status == "finished", found.result.cause
+    assert [one.source for one in recoveries_of(found)] == ["checkpoint"]
+    steps = [record for record in RunFolder(found.folder).committed() if isinstance(record, StepRecord)]
+    skips = [(record.step, record.samples, record.skipped) for record in truth.steps]
+    assert len({samples for _, samples, skipped in skips if not skipped}) > 1 or any(skipped for *_, skipped in skips)
+    assert [(record.step, record.samples, record.skipped) for record in steps] == skips
+    assert [record.loss for record in steps] == truth.losses
+    assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
+    counted = sum(record.samples for record in steps if not record.skipped)
+    assert found.reader().manifest.ledger == truth.reader().manifest.ledger == {"steps": STEPS, "samples": counted}

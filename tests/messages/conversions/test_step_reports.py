@@ -25,6 +25,7 @@ def test_reports_travel() -> None:
         loss=1.5,
         losses=(1.5, 1.5),
         samples=5,
+        left_out=2,
         rate=0.1,
         codecs={(0, 1): CodecUse(encode_seconds=0.5, decode_seconds=0.25, error=1.5)},
     )

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from farflung.api.submission import freeze
+from farflung.engines.base import Array
+from farflung.engines.torch.runner import TorchRunner
 from farflung.errors import InputError, TrainingError
 from farflung.messages.data import LossScaleState
 from farflung.step.run_setup import sender_of
 from farflung.step.stages.local_stages import LocalStages
 from farflung.step.stages.loss_scale import LossScale
 from farflung.step.stages.scale_agreement import ScaleAgreement
-from tests.support.steps.executor_threads import EVERY_STEP, Case, assert_goes_on, job_of, root, run_threads
+from tests.support.steps.executor_threads import (
+    EVERY_STEP,
+    Case,
+    assert_goes_on,
+    differing,
+    job_of,
+    newest,
+    other,
+    random_batches,
+    root,
+    run_threads,
+)
 from tests.support.steps.small_runs import small_graph, small_job, small_setup
+from tests.support.steps.strategy_cases import case_of
 
 HIGH: dict[str, Any] = {"precision": "fp16", "loss_scale": {"initial": 2.0**24, "every": 2}}
 
@@ -78,8 +94,13 @@ def test_numbers_that_no_scale_helps_end_the_run() -> None:
             r"loss_scale.initial = 1000 is no power of 2, so gradients would be rounded: set e.g. 2 or 0.5",
         ),
         (
-            {"precision": "fp16", "sync": {"strategy": "local_sgd"}, "plan": {"replicas": 2}},
-            r"precision = 'fp16' with sync.strategy = 'local_sgd': replicas that train alone can't leave out a step in",
+            {
+                "precision": "fp16",
+                "sync": {"strategy": "local_sgd"},
+                "plan": {"replicas": 2},
+                "optimizer": {"clip_norm": 1.0, "clip_by": "previous"},
+            },
+            r"precision = 'fp16' with optimizer.clip_by = 'previous': the norm of a step is known before its update, because it",
         ),
         (
             {"precision": "fp16", "plan": {"helpers": True}, "optimizer": {"delayed": True}},
@@ -94,6 +115,138 @@ def test_numbers_that_no_scale_helps_end_the_run() -> None:
 def test_what_float16_does_not_go_with(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         job_of(**changes)
+
+
+PERIOD, ROUNDS = 3, 5
+
+
+class Scaled(nn.Module):
+    """Its gradients grow with its inputs."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), middle, nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.body(x), y) * x.square().mean()
+
+
+def normed() -> nn.Module:
+    """Its forwards change statistics, which a step that overflows must leave as they were."""
+    torch.manual_seed(2)
+    return Scaled(nn.BatchNorm1d(8)).train()
+
+
+def layered() -> nn.Module:
+    torch.manual_seed(2)
+    return Scaled(nn.LayerNorm(8)).train()
+
+
+def larger(step: int) -> float:
+    return 4.0 if step >= 9 else 1.0
+
+
+def infinite_twice(step: int) -> float:
+    return np.inf if step in (10, 11) else 1.0
+
+
+def apart(
+    make: Callable[[], nn.Module],
+    strategy: str = "local_sgd",
+    grid: bool = False,
+    factor: Callable[[int], float] = larger,
+    **changes: Any,
+) -> Case:
+    """Two replicas. ``factor`` multiplies inputs of the second one, so that it alone overflows."""
+    sizes = [4, 2, 3, 3]  # equal shares: the mean of two numbers is rounded once
+    plain = random_batches(sizes)
+
+    def batch(step: int, index: int) -> tuple[Tensor, ...]:
+        x, y = plain(step, index)
+        return (x * (factor(step) if index >= 2 else 1.0), y)
+
+    job: dict[str, Any] = {
+        "micro_batch_sizes": sizes,
+        "steps": PERIOD * ROUNDS,
+        "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    }
+    case = case_of(strategy, {"sync_every": PERIOD}, grid=grid, **HIGH | job | changes)
+    return other(case, make=make, batch=batch)
+
+
+def with_scalers(case: Case) -> tuple[dict[str, Array], list[tuple[float, float]], list[int]]:
+    """Local SGD in PyTorch, with a ``GradScaler`` for each replica.
+
+    Return the states at the end, both scales after each step, and the samples of each local step that was left out.
+    """
+    job, left_out = case.job, list[int]()
+    rule, groups = job.loss_scale, (range(2), range(2, 4))
+    models = [normed(), normed()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
+    scalers = [
+        torch.amp.GradScaler(
+            "cpu", init_scale=rule.initial, growth_factor=rule.growth, backoff_factor=rule.backoff, growth_interval=rule.every
+        )
+        for _ in models
+    ]
+    shares = [sum(job.weight(index) for index in group) for group in groups]
+    scales = []
+    for step in range(job.steps):
+        for model, optimizer, scaler, group, share in zip(models, optimizers, scalers, groups, shares, strict=True):
+            before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            for index in group:
+                with torch.autocast("cpu", torch.float16):
+                    loss = model(*case.batches(step, index))
+                scaler.scale(loss * (job.weight(index) / share)).backward()
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if scaler.get_scale() < scale:  # GradScaler leaves the statistics of such a step as they are
+                model.load_state_dict(before, strict=False)
+                left_out.append(sum(job.micro_batch_sizes[index] for index in group))
+        scales.append((scalers[0].get_scale(), scalers[1].get_scale()))
+        if (step + 1) % PERIOD == 0:
+            with torch.no_grad():
+                for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+                    mean = one * shares[0] + two * shares[1]
+                    one.copy_(mean)
+                    two.copy_(mean)
+    return {name: value.detach().numpy() for name, value in models[0].state_dict().items()}, scales, left_out
+
+
+@pytest.mark.parametrize(("grid", "factor"), [(False, larger), (True, larger), (True, infinite_twice)])
+def test_replicas_that_train_alone_have_scales_of_their_own(
+    grid: bool, factor: Callable[[int], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, updates, update = other(apart(normed, grid=grid, factor=factor), root=tmp_path), list[TorchRunner](), TorchRunner.update
+
+    def counted(runner: TorchRunner, *given: Any) -> None:
+        updates.append(runner)
+        update(runner, *given)
+
+    monkeypatch.setattr(TorchRunner, "update", counted)
+    ran, (expected, scales, left_out) = run_threads(case), with_scalers(case)
+    assert any(one != two for one, two in scales), "the second replica overflows alone"
+    assert np.isfinite(ran.losses).all()
+    names = [name for name in ran.states if not name.endswith(("mean", "var", "tracked"))]
+    assert differing({name: expected[name] for name in names}, {name: ran.states[name] for name in names}) == []
+    assert any("overflowed in float16 in replica 1; the loss scale is now" in note for note in ran.notes)
+    assert newest(ran).manifest.ledger == {"steps": 15, "samples": 15 * 12 - sum(left_out)}
+    assert len(updates) == (2 * 15 - len(left_out)) * (2 if grid else 1), "a step that is left out has no update"
+
+
+@pytest.mark.parametrize("at", [4, 10, 11])
+@pytest.mark.parametrize("grid", [False, True], ids=["one stage", "two stages"])
+def test_each_replica_resumes_with_its_scale(at: int, grid: bool, tmp_path: Path) -> None:
+    assert_goes_on(apart(layered, grid=grid, checkpoint=EVERY_STEP), at, tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "co2", "modest"])
+def test_other_strategies_leave_out_steps_too(strategy: str, tmp_path: Path) -> None:
+    case = apart(layered, strategy, checkpoint=EVERY_STEP)
+    assert_goes_on(case, 10, tmp_path)
+    assert any("in replica 1" in note for note in run_threads(case).notes)
 
 
 def test_a_rollback_before_the_first_checkpoint_begins_with_the_first_scale() -> None:

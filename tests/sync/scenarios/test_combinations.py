@@ -20,7 +20,15 @@ from farflung.sync import STRATEGIES, get_strategy
 PAGE = Path(__file__).parents[3] / "docs" / "sync.md"
 DENSE = {"identity", "fp16", "bf16", "int8", "int4"}
 ROUGH = {"topk", "randomk", "sign", "int2", "lowrank"}
-COLUMNS = ["strategy", "codecs", "`clip_norm`", 'with `clip_by = "previous"`', "`sync.patience`", "`by_speed`"]
+COLUMNS = [
+    "strategy",
+    "codecs",
+    "`clip_norm`",
+    'with `clip_by = "previous"`',
+    "`sync.patience`",
+    "`by_speed`",
+    '`precision = "fp16"`',
+]
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -87,6 +95,17 @@ def test_patience_and_speed(name: str) -> None:
     assert paced == (TABLE[name]["`by_speed`"] == "yes")
     if not paced:
         assert "known are" in refusal(partial(get_strategy, name, by_speed=True))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_float16(name: str) -> None:
+    made = job(name, precision="fp16")
+    if TABLE[name]['`precision = "fp16"`'] == "yes":
+        check_fits(get_strategy(name), made)
+    else:
+        text = refusal(partial(check_fits, get_strategy(name), made))
+        assert text.startswith(f"precision = 'fp16': {get_strategy(name).traits.name} ")
+        assert "; set strategy = 'diloco' or 'local_sgd', or precision = 'bf16'" in text
 
 
 ONLY_EXACT: dict[str, tuple[dict[str, Any], str]] = {

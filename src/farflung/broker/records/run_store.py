@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from farflung.broker.records.share_hashes import ShareHashes
@@ -197,7 +197,7 @@ class RunStore:
         """Write the manifest of the checkpoint of ``step`` once all devices of the plan have sent their shards.
 
         The ledger counts the steps that are part of the states (not skipped or rolled back) and their samples (without replicas
-        that rested).
+        that rested, or left a step out).
 
         Raises:
             CheckpointError: the workers disagree on how many those are, or a share is missing or torn.
@@ -205,13 +205,13 @@ class RunStore:
         shards = self._shards.get((self.attempt, step), {})
         if not self.has_shards(step, plan):
             return False
-        counts = {shards[device][1] for device in plan.devices}
+        counts = {replace(shards[device][1], left_out=0) for device in plan.devices}
         if len(counts) > 1:
             said = ", ".join(_described(device, shards[device][1]) for device in plan.devices)
             raise CheckpointError(
                 f"the workers disagree on how many of the first {step} steps count ({said}): the checkpoint is not kept"
             )
-        (committed,) = counts
+        committed = replace(counts.pop(), left_out=sum(shards[device][1].left_out for device in plan.devices))
         graph = bundle.graph
         expected = [s.name for s in graph.states if s.persistent and s.kind is not StateKind.CONSTANT]
         manifest = Manifest(
@@ -236,7 +236,8 @@ class RunStore:
     def _ledger(self, committed: Committed, whole: int) -> Mapping[str, int]:
         """``whole``: samples of a step in which no replica rests."""
         rested = whole * self._before["steps"] - self._before["samples"] if {"steps", "samples"} <= set(self._before) else 0
-        return {"steps": committed.steps, "samples": committed.steps * whole - rested - committed.rested}
+        samples = committed.steps * whole - rested - committed.rested - committed.left_out
+        return {"steps": committed.steps, "samples": max(samples, 0)}
 
     def checkpoint_states(
         self, names: Iterable[str], *, optimizer: bool, wanted: Callable[[str], bool] = lambda slot: True

@@ -105,7 +105,7 @@ class Transfers:
         bundle, planned = live.submission.bundle, live.planned
         if bundle is None or planned is None:
             raise CheckpointError(f"run {run!r} is over: no checkpoint is kept any more")
-        committed = Committed(steps=head.committed, rested=head.rested)
+        committed = Committed(steps=head.committed, rested=head.rested, left_out=head.left_out or 0)
         if attempt == live.attempt.number:
             try:
                 pieces = self.folders.counted(run, _pieces(messages), checkpoint_room(bundle))

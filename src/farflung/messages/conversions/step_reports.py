@@ -26,11 +26,12 @@ class StepReport:
 
     Seconds are wall-clock. ``sent`` and ``dense`` are bytes by (sending stage, receiving stage), as sent and as they would
     be without a codec. ``loss``, ``losses`` (by micro-batch) come from the leader only. ``samples``: that count
-    in the step. ``divergence``: the largest relative distance of this worker's parameters from the mean of the replicas, in a
-    step that averaged some. ``excluded``: devices whose gradients were not finite, so that a robust rule left them out;
-    ``spoilers``: those that sent this worker values of a micro-batch that were not finite. ``codecs``: what they took here, by
-    (sending stage, receiving stage). ``gave`` and ``took``: digests for verification; ``audits``: what it has verified.
-    ``helped``: samples and seconds of helpers of this server, by (stage, helper).
+    in the step; ``left_out``: those of them that this worker's replica left out alone (see ``Committed``). ``divergence``: the
+    largest relative distance of this worker's parameters from the mean of the replicas, in a step that averaged some.
+    ``excluded``: devices whose gradients were not finite, so that a robust rule left them out; ``spoilers``: those that sent this
+    worker values of a micro-batch that were not finite. ``codecs``: what they took here, by (sending stage, receiving stage).
+    ``gave`` and ``took``: digests for verification; ``audits``: what it has verified. ``helped``: samples and seconds of helpers
+    of this server, by (stage, helper).
     """
 
     step: int
@@ -44,6 +45,7 @@ class StepReport:
     losses: tuple[float, ...] = ()
     samples: int = 0
     skipped: bool = False
+    left_out: int = 0
     rate: float = 0.0
     grad_norm: float | None = None
     divergence: float | None = None
@@ -72,6 +74,7 @@ def message_of(report: StepReport, run: str, attempt: int) -> Stepped:
         losses=report.losses,
         samples=report.samples,
         skipped=report.skipped,
+        left_out=report.left_out or UNSET,
         rate=report.rate,
         grad_norm=report.grad_norm,
         divergence=report.divergence,
@@ -116,6 +119,7 @@ def report_of(message: Stepped) -> StepReport:
         losses=message.losses,
         samples=message.samples,
         skipped=message.skipped,
+        left_out=message.left_out or 0,
         rate=message.rate,
         grad_norm=message.grad_norm,
         divergence=message.divergence,

@@ -184,21 +184,27 @@ class LocalStages:
             for runner in self.bases.values():
                 runner.update(current, scale)
         self.committed += 1
-        if sync is None:
+        if sync is None or scale is not None:  # a replica that rests has no gradients
             self.loss_scale.applied()
 
     def settle(self) -> None:
         """The states are those of a step's boundary again."""
         self.consistent = True
 
-    def restore(self, before: Mapping[int, Mapping[str, Array]]) -> None:
-        """Leave the present step out: load ``before``, the states that its forwards have changed."""
+    def restore(self, before: Mapping[int, Mapping[str, Array]], sync: Callable[[], None] | None = None) -> None:
+        """Leave the present step out: load ``before``, the states that its forwards have changed.
+
+        ``sync``: what the replica exchanges in the step without an update of its own. The step counts for the other replicas.
+        """
         self.consistent = False
         self.discard()
         for index, states in before.items():
             self.base(index).load(states)
         self.delayed.end(self.bases)
         self.loss_scale.skipped()
+        if sync is not None:
+            sync()
+            self.committed += 1
 
     def roll_back(self, hooks: RunHooks) -> dict[str, Array]:
         """Load the newest checkpoint; return as ``load_first``."""

@@ -1,8 +1,8 @@
-"""The loss scale of ``precision = "fp16"``: all workers have the same one in each step.
+"""The loss scale of ``precision = "fp16"``: all workers have the same one in each step, with a sync strategy all of a pipeline.
 
 Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, with the rule of ``torch.amp.GradScaler``: an overflow
 multiplies the scale by ``backoff`` and skips the step, ``every`` steps in a row without one multiply it by ``growth``. Whether a
-step overflows is known from the norms that all workers exchange, so no worker decides alone.
+step overflows is known from the norms that these workers exchange, so no worker decides alone.
 What differs: the scale is a power of 2, so that gradients divided by it have the bits of an unscaled backward, and a run ends by
 its ``on_nan`` once the scale is at ``_SMALLEST``: then the numbers are bad for another reason.
 Cost: one message from one worker to each other at the beginning of an attempt.
@@ -34,7 +34,8 @@ def is_scale_slot(name: str) -> bool:
 class LossScale:
     """The scale of one worker (compute thread). Always 1 where the job's precision needs none.
 
-    The state travels as an optimizer slot of the first trained parameter: in checkpoints, copies and retained states.
+    With a sync strategy, each pipeline has a scale of its own and leaves out a step alone. The state travels as an optimizer slot
+    of the first trained parameter: in checkpoints, copies and retained states.
     """
 
     def __init__(self, setup: RunSetup) -> None:
@@ -43,8 +44,9 @@ class LossScale:
         self._rule = job.loss_scale
         trained = (state.name for state in setup.graph.parameters if state.name in setup.graph.trained)
         self._anchor = next((name for name in trained if not is_frozen(job.optimizer, name)), "") if self.on else ""
-        #: The worker that sends the scale to all others when an attempt begins.
-        self.source = setup.primary(setup.owner(self._anchor)) if self._anchor else setup.leader
+        stage = setup.owner(self._anchor) if self._anchor else setup.loss_stage
+        #: The worker that sends the scale to the others when an attempt begins.
+        self.source = setup.primary(stage) if setup.plan.sync is None else setup.pipeline[stage]
         #: The factor of the loss in the present step.
         self.factor = 1.0
         #: Steps in a row without an overflow.

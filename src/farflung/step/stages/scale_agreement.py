@@ -1,4 +1,7 @@
-"""All workers begin an attempt, and continue after a rollback, with the loss scale of one of them."""
+"""All workers begin an attempt, and continue after a rollback, with the loss scale of one of them.
+
+With a sync strategy, those of a pipeline do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class ScaleAgreement:
         if setup.device != scale.source:
             scale.agree(self._context.inbox.take(("loss-scale", step, scale.source)))
             return
-        for peer in setup.peers:
+        for peer in setup.update_group:
             self._context.transfer.post(peer, scale.message(setup.run, step))
         scale.agree(None)
 
@@ -39,7 +42,9 @@ class ScaleAgreement:
         self._context.inbox.put(("loss-scale", message.step, peer), message)
 
     def report(self, step: int) -> None:
-        """Log on the leader that ``step`` was skipped."""
+        """Log on the leader that ``step`` was skipped; with a sync strategy, on the worker of the pipeline that makes losses."""
         setup = self._context.setup
-        if self._scale.on and setup.device == setup.leader:
-            self._context.note(f"step {step}: numbers overflowed in float16; the loss scale is now {self._scale.factor:g}")
+        alone = setup.plan.sync is not None
+        if self._scale.on and setup.device == (setup.pipeline[setup.loss_stage] if alone else setup.leader):
+            where = f" in replica {setup.number}" if alone else ""
+            self._context.note(f"step {step}: numbers overflowed in float16{where}; the loss scale is now {self._scale.factor:g}")

@@ -32,15 +32,17 @@ __all__ = ["CommandRunner", "StepFacts"]
 class StepFacts:
     """What the commands of one step need and find.
 
-    ``rates``: learning rates of the parameter groups. ``scale``: what to multiply gradients by (``None``: nothing). ``slopes``:
-    those of each replica by rank that arrived in this step, where it has no backward. ``divergence``: the largest relative
-    distance of a replica's parameters from the mean (``None``: the step averaged no parameters). ``excluded``: devices whose
-    gradients were not finite, and which a robust rule left out.
+    ``rates``: learning rates of the parameter groups. ``scale``: what to multiply gradients by (``None``: nothing). ``updates``:
+    whether updates are carried out, not left out after an overflow. ``slopes``: those of each replica by rank that arrived in
+    this step, where it has no backward. ``divergence``: the largest relative distance of a replica's parameters from the mean
+    (``None``: the step averaged no parameters). ``excluded``: devices whose gradients were not finite, and which a robust rule
+    left out.
     """
 
     step: int
     rates: Sequence[float] = ()
     scale: Array | None = None
+    updates: bool = True
     slopes: Mapping[int, Sequence[float]] = field(default_factory=dict)
     divergence: float | None = None
     excluded: set[str] = field(default_factory=set)
@@ -71,9 +73,9 @@ class CommandRunner:
         """Commands of this step use ``slopes``, by rank."""
         self.facts.slopes = slopes
 
-    def scale_gradients(self, scale: Array | None) -> None:
-        """Updates of this step multiply gradients by ``scale`` (``None``: by nothing)."""
-        self.facts.scale = scale
+    def scale_gradients(self, scale: Array | None, *, updates: bool) -> None:
+        """``updates`` of this step multiply gradients by ``scale`` (``None``: by nothing), or are left out."""
+        self.facts.scale, self.facts.updates = scale, updates
 
     def end_step(self) -> None:
         """All commands of the step are done."""
@@ -92,7 +94,7 @@ class CommandRunner:
 
     def _run_one(self, replica: StageReplica, command: Command, names: Sequence[str]) -> None:
         match command:
-            case Update():
+            case Update() if self.facts.updates:
                 self._update(replica, names)
             case Axpy():
                 axpy(replica, command, names)
@@ -106,8 +108,8 @@ class CommandRunner:
                 rescale(replica, command, names)
             case Replay():
                 replica.write("gradient", replayed(command, self.facts.slopes, replica.read("parameters", names)))
-            case Probe():
-                pass  # measured and sent before the verdict on the step
+            case Probe() | Update():
+                pass  # measured and sent before the verdict on the step; an update that is left out
 
     def _aggregate(self, replica: StageReplica, command: Aggregate, names: Sequence[str]) -> None:
         arrived = self._values.end(replica, command, names)

@@ -30,7 +30,7 @@ from farflung.step.sync.layer_set_follower import LayerSetFollower
 from farflung.step.sync.layer_times import LayerTimes
 from farflung.step.sync.local_step_counts import LocalStepCounts
 from farflung.step.sync.mean_exchange import MeanExchange
-from farflung.step.sync.replica_checkpoint import ReplicaCheckpoint
+from farflung.step.sync.replica_checkpoint import ReplicaCheckpoint, ReplicaScale
 from farflung.step.sync.replica_slots import read_slots
 from farflung.step.sync.stage_replica import StageProbe, StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
@@ -52,8 +52,9 @@ class Synchronizer:
         inbox: Inbox,
         outbox: Outbox,
         reports: tuple[Callable[[str], None], SpanRing, CodecGauge],
+        scale: ReplicaScale,
     ) -> None:
-        """``reports``: what takes lines for people, the trace, and what measures codecs."""
+        """``reports``: what takes lines for people, the trace, and what measures codecs. ``scale``: of this pipeline."""
         notify, trace, gauge = reports
         assert setup.plan.sync is not None
         self._setup, self._notify = setup, notify
@@ -76,7 +77,9 @@ class Synchronizer:
             if traits.layer_codecs is None
             else LayerCodecFollower(traits.layer_codecs, setup, self._values, notify)
         )
-        self._checkpoint = ReplicaCheckpoint(traits, setup.graph, inbox, (self._values, averager), (self._local_steps, norm))
+        self._checkpoint = ReplicaCheckpoint(
+            traits, setup.graph, inbox, (self._values, averager), (self._local_steps, norm, scale)
+        )
         self._replicas: dict[int, StageReplica] = {}
         #: The step from which the strategy counts.
         self._origin = setup.first_step
@@ -247,10 +250,10 @@ class Synchronizer:
         if replica.times is not None:
             replica.times.ready(layer, at)
 
-    def finish(self, scale: Array | None) -> None:
-        """After all backwards: the rest of the step, updates and means included."""
+    def finish(self, scale: Array | None, *, updates: bool = True) -> None:
+        """After all backwards: the rest of the step, means included, and ``updates`` unless the own gradients overflowed."""
         facts = self._commands.facts
-        self._commands.scale_gradients(scale)
+        self._commands.scale_gradients(scale, updates=updates)
         for replica in self._replicas.values():
             for layer in sorted(replica.program.ready, reverse=True):
                 self._commands.run_early(replica, layer)
@@ -267,10 +270,14 @@ class Synchronizer:
 
 
 def synchronized(
-    setup: RunSetup, inbox: Inbox, outbox: Outbox, reports: tuple[Callable[[str], None], SpanRing, CodecGauge]
+    setup: RunSetup,
+    inbox: Inbox,
+    outbox: Outbox,
+    reports: tuple[Callable[[str], None], SpanRing, CodecGauge],
+    scale: ReplicaScale,
 ) -> Synchronizer | None:
-    """What carries out the strategy of ``setup``'s plan (``None``: it has none); ``reports``: see ``Synchronizer``."""
-    return None if setup.plan.sync is None else Synchronizer(setup, inbox, outbox, reports)
+    """What carries out the strategy of ``setup``'s plan (``None``: it has none); the rest: see ``Synchronizer``."""
+    return None if setup.plan.sync is None else Synchronizer(setup, inbox, outbox, reports, scale)
 
 
 def _begin_again(replica: StageReplica, commands: CommandRunner, strategy: Strategy, steps: int) -> None:

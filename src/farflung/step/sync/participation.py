@@ -35,17 +35,26 @@ class Participation:
     def mean(self, step: int, losses: Sequence[float]) -> float:
         """Return the mean of ``losses``: of the micro-batches of the replicas whose losses count in ``step``, in order.
 
-        A strategy that tolerates faulty replicas leaves out losses that are not finite, unless all are.
+        A strategy that tolerates faulty replicas leaves out losses that are not finite, unless all are. So does one in float16,
+        because a replica leaves out a step that overflows.
         """
-        sizes = [1] * len(losses) if self._setup.job.weighting == "equal" else self._sizes(step)
+        job = self._setup.job
+        sizes = [1] * len(losses) if job.weighting == "equal" else self._sizes(step)
         counted = list(zip(sizes, losses, strict=True))
-        if self._sync is not None and self._sync.strategy.traits.faulty:
+        if self._sync is not None and (self._sync.strategy.traits.faulty or job.precision == "fp16"):
             counted = [(size, loss) for size, loss in counted if isfinite(loss)] or counted
         return sum(size * loss for size, loss in counted) / sum(size for size, _ in counted)
 
     def samples(self, step: int) -> int:
         """How many samples ``step`` counts."""
         return sum(self._sizes(step))
+
+    @property
+    def own_samples(self) -> int:
+        """The samples of a step whose losses this worker makes."""
+        setup = self._setup
+        places = setup.places[setup.loss_stage]
+        return sum(size for size, place in zip(setup.job.micro_batch_sizes, places, strict=True) if place == setup.device)
 
     def rested(self, step: int) -> int:
         """How many samples of ``step`` nobody computes."""

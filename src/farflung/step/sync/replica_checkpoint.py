@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from farflung.engines.base import Array
 from farflung.graph.ir import Graph
@@ -17,10 +18,20 @@ from farflung.step.sync.stage_replica import MeanUnderWay, StageReplica
 from farflung.step.sync.value_exchange import ValueExchange
 from farflung.sync import Traits
 
-__all__ = ["ReplicaCheckpoint"]
+__all__ = ["ReplicaCheckpoint", "ReplicaScale"]
 
-#: What a checkpoint calls the norm by which the next step is clipped.
-_PREVIOUS = "previous_norm"
+#: What a checkpoint calls the norm by which the next step is clipped, and the loss scale.
+_PREVIOUS, _SCALE = "previous_norm", "loss_scale"
+
+
+class ReplicaScale(Protocol):
+    """The loss scale of a pipeline (``stages.loss_scale``)."""
+
+    def load(self, slots: Mapping[str, Array]) -> None:
+        """Take the scale from slots of the optimizer, if it is there."""
+
+    def slots(self, names: Collection[str]) -> dict[str, Array]:
+        """Return the slot of a stage with the states ``names``: ``loss_scale/<parameter>``."""
 
 
 class ReplicaCheckpoint:
@@ -32,11 +43,11 @@ class ReplicaCheckpoint:
         graph: Graph,
         inbox: Inbox,
         exchanges: tuple[ValueExchange, Averager],
-        counters: tuple[LocalStepCounts, PreviousNorm],
+        counters: tuple[LocalStepCounts, PreviousNorm, ReplicaScale],
     ) -> None:
         self._traits, self._graph, self._inbox = traits, graph, inbox
         self._values, self._averager = exchanges
-        self._local_steps, self._norm = counters
+        self._local_steps, self._norm, self._scale = counters
 
     def collect(self, replicas: Iterable[StageReplica], origin: int) -> dict[str, Array]:
         """Return what ``replicas`` hold, as optimizer slots; waits for exchanges under way. ``origin``: see ``RetainedReplica``.
@@ -54,6 +65,8 @@ class ReplicaCheckpoint:
     def _retained(self, replica: StageReplica, origin: int) -> RetainedReplica:
         names, world, norm = replica.names(replica.world.every), replica.world, self._norm.retained
         more = {} if norm is None else {_PREVIOUS: {replica.mark: norm}}
+        scales = {key.partition("/")[2]: array for key, array in self._scale.slots(names).items()}
+        more |= {_SCALE: scales} if scales else {}
         if self._traits.layer_codecs is not None:
             times: Array | None = codecs_to(self._traits.layer_codecs, world)
         else:
@@ -87,6 +100,7 @@ class ReplicaCheckpoint:
         replica.registers.update({register: dict(arrays) for register, arrays in retained.registers.items()})
         for norm in replica.registers.pop(_PREVIOUS, {}).values():
             self._norm.resume(norm)
+        self._scale.load({f"{_SCALE}/{name}": array for name, array in replica.registers.pop(_SCALE, {}).items()})
         for tag, means in retained.means.items():
             arrays = {name: array.reshape(-1) for name, array in means.items()}
             replica.exchanges.means[tag] = MeanUnderWay(arrays=arrays, in_place=False)

@@ -57,6 +57,7 @@ class FedAmd(StrategyDefaults):
             sync_every=self.sync_every,
             registers=(_OWN, _COMMON, _FRESH),
             one_by_one=True,
+            shares_gradients=True,
         )
 
     def check(self, world: World) -> None:
