@@ -13,6 +13,7 @@ from typing import Protocol
 
 from farflung.errors import InputError
 from farflung.sync.commands import Commands, Exchange, Mean, Program
+from farflung.sync.unit_matching import Units
 from farflung.sync.world import Vector, World
 
 __all__ = [
@@ -110,7 +111,8 @@ class Traits:
     ``zeroth_order``: given where a step has no backward. ``needs_one_stage``: settings that forbid parameters that two stages
     share. ``faulty``: members whose gradients may be anything, NaN included. ``least_steps``: a run of fewer steps ends with the
     parameters that it began with, whatever the members' speeds. ``plain_sgd``: an update must be ``-lr`` times its gradient, so
-    that members can build each other's local steps.
+    that members can build each other's local steps. ``units``: groups of parameters and axes along which the same units lie, all
+    of a group in one stage.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Traits:
     faulty: int = 0
     least_steps: int = 1
     plain_sgd: bool = False
+    units: Units = ()
 
     @property
     def drifts(self) -> bool:
