@@ -55,7 +55,7 @@ COVERED = {
     ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),
     ("docs/trackers.md", "toml"): (3, "api/scenarios/test_trackers_page.py"),
     ("docs/sync.md", "python"): (2, "documents/test_documented_code.py"),
-    ("docs/sync.md", "toml"): (8, "documents/test_documented_code.py"),
+    ("docs/sync.md", "toml"): (9, "documents/test_documented_code.py"),
     ("docs/tutorials/evaluate-a-cluster.md", "toml"): (3, "cli/scenarios/test_documented_runs.py"),
     ("docs/tutorials/notebook.md", "python"): (4, "documents/test_documented_code.py"),
     ("docs/tutorials/two-laptops.md", "toml"): (1, "documents/test_job_page.py"),

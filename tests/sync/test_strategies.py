@@ -36,6 +36,8 @@ def quick(name: str) -> dict[str, Any]:
         return {"sync_every": 7}
     if name == "branch_train_merge":
         return {"branch_at": 20, "merge_every": 10}
+    if name == "dimat":
+        return {"sync_every": 4, "units": "0:1 1:0; 1:1 2:0"}
     if name == "fedamd":
         return {"sync_every": 4}
     if name == "fedkseed":
@@ -385,7 +387,7 @@ def test_members_come_and_go(name: str) -> None:
     found = group(name, members=4, absent=away, **settings)
     losses = found.run(60)
     assert np.mean(losses[-10:]) < 0.95 * np.mean(losses[:5])
-    if not found.strategy.traits.updates_early and name not in {"gossip", "streaming_diloco"}:
+    if not found.strategy.traits.updates_early and name not in {"gossip", "streaming_diloco", "dimat"}:
         assert np.array_equal(flat(found, 0), flat(found, 2))
     for register in found.strategy.traits.registers:
         if register.shared:

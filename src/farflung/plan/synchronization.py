@@ -20,6 +20,7 @@ from farflung.graph.ir import Graph
 from farflung.graph.modules import module_runs
 from farflung.job.groups import is_frozen
 from farflung.job.spec import JobSpec
+from farflung.known_names import did_you_mean
 from farflung.plan.codec_choice.exchange_codec import Group, sync_settings
 from farflung.plan.model import Plan, Setting, SyncLayer, SyncPlan
 from farflung.plan.reduction_choice import with_reductions
@@ -226,6 +227,7 @@ def check_sync(plan: Plan, graph: Graph, job: JobSpec) -> None:
         check_fits(strategy, job)
         _check_patience(strategy.traits, plan, job)
         _check_shared(strategy.traits, plan, job)
+        _check_units(strategy.traits, plan, graph)
         for stage in plan.stages:
             if plan.sync.layers[stage.index]:
                 strategy.check(world_of(plan, graph, job, stage.index))
@@ -395,6 +397,27 @@ def _check_shared(traits: Traits, plan: Plan, job: JobSpec) -> None:
             f"{why}: it exchanges them in different steps (sets); put them into the same set of both, or remove sets, "
             "or plan with one stage"
         )
+
+
+def _check_units(traits: Traits, plan: Plan, graph: Graph) -> None:
+    """All numbers of a hidden unit must be in one stage, which matches the units by them."""
+    assert plan.sync is not None
+    places = {name: stage for stage, layers in enumerate(plan.sync.layers) for layer in layers for name in layer.parameters}
+    for group in traits.units:
+        sizes: dict[str, int] = {}
+        for name, axis in group:
+            if name not in places:
+                close = did_you_mean(name, places, most=3)
+                raise InputError(f"units: unknown parameter {name!r}: {close}{len(places)} are trained, e.g. {min(places)!r}")
+            shape = graph.state[name].spec.shape
+            if axis >= len(shape):
+                raise InputError(f"units: {name}:{axis}, and its shape is {list(shape)}; take an axis below {len(shape)}")
+            sizes[f"{name}:{axis}"] = shape[axis]
+        if len(set(sizes.values())) > 1:
+            raise InputError(f"units: the axes of a group have one length, not {sizes}; remove what does not belong together")
+        if len({places[name] for name, _ in group}) > 1:
+            found = ", ".join(f"{name} in stage {places[name]}" for name, _ in group)
+            raise InputError(f"units: a group must be in one stage, not {found}; plan with one stage, or remove the group")
 
 
 def _without_crumbs(graph: Graph, layers: list[tuple[tuple[str, ...], float]]) -> list[tuple[tuple[str, ...], float]]:

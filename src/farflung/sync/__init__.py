@@ -5,6 +5,7 @@
 - ``strategies``: the strategies, one file for each family. ``members``: all of them by name.
 - ``layer_sets``: which layers are averaged in which step (DreamDDP). ``equations``: its equations as it prints them.
 - ``local_step_counts``: how many local steps slower replicas take. ``robust_rules``: means that tolerate faulty members.
+- ``unit_matching``: hidden units of several models in one order.
 - ``commands``: the instructions of a program.
 - ``sync_round``: who counts when members are missing.
 - ``reductions``: ways to sum over a group's links. ``timeline``: what programs take, for predictions.

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from farflung.errors import InputError
 from farflung.sync.commands import Commands, Exchange, Mean, Program
+from farflung.sync.unit_matching import Units
 from farflung.sync.world import Vector, World
 
 __all__ = [
@@ -112,7 +113,7 @@ class Traits:
     share. ``faulty``: members whose gradients may be anything, NaN included. ``least_steps``: a run of fewer steps ends with the
     parameters that it began with, whatever the members' speeds. ``plain_sgd``: an update must be ``-lr`` times its gradient, so
     that members can build each other's local steps. ``shares_gradients``: gradients of some members go into updates of others,
-    beside parameters.
+    beside parameters. ``units``: groups of parameters and axes along which the same units lie, all of a group in one stage.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Traits:
     least_steps: int = 1
     plain_sgd: bool = False
     shares_gradients: bool = False
+    units: Units = ()
 
     @property
     def drifts(self) -> bool:

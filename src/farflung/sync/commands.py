@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from farflung.sync.unit_matching import Units
+
 __all__ = [
     "Aggregate",
     "Axpy",
@@ -78,7 +80,8 @@ class Mean:
     """Wait for exchange ``tag``; ``into`` becomes the mean of what arrived, by ``weights`` (of ``group``'s members, in order).
 
     Members that are missing are left out and the weights of the others divided by their sum (``rounds.renormalized``).
-    ``keep_variance``: the mean's deviation is scaled, layer by layer, to the members' mean variance.
+    ``keep_variance``: the mean's deviation is scaled, layer by layer, to the members' mean variance. ``units``: groups of
+    parameters and axes whose units are first brought into the order that they have at member ``reference`` (``unit_matching``).
     """
 
     tag: str
@@ -87,6 +90,8 @@ class Mean:
     group: tuple[int, ...]
     weights: tuple[float, ...]
     keep_variance: bool = False
+    units: Units = ()
+    reference: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

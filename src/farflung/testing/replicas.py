@@ -23,6 +23,7 @@ from farflung.sync import Strategy, World, renormalized
 from farflung.sync.commands import Aggregate, Axpy, Clip, Command, Damp, Exchange, Mean, Probe, Replay, Update
 from farflung.sync.robust_rules import merged
 from farflung.sync.strategies.seed_and_scalar import narrow
+from farflung.sync.unit_matching import in_one_order
 
 __all__ = ["Group", "Inner", "Replica", "Task"]
 
@@ -251,6 +252,11 @@ class Group:
         }
         replica.remembered.done(command.tag)
         shares = renormalized(command.group, command.weights, values)
+        if command.units:
+            ranks = sorted(values)
+            members = [dict(zip(names, values[rank], strict=True)) for rank in ranks]
+            ordered = in_one_order(members, command.units, ranks.index(command.reference))
+            values = {rank: list(found.values()) for rank, found in zip(ranks, ordered, strict=True)}
         for position, layer in enumerate(command.layers):
             rows = {rank: values[rank][position] for rank in sorted(shares)}
             mean = np.asarray(sum(shares[rank] * row for rank, row in rows.items()))

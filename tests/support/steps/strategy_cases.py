@@ -39,8 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-#: Those for which two members are too few.
-ELSEWHERE = {"robust"}
+#: Those for which two members are too few, and that match the units of one stage.
+ELSEWHERE = {"robust", "dimat"}
 
 
 def case_of(strategy: str, settings: Mapping[str, Any] | None = None, grid: bool = True, **changes: Any) -> Case:

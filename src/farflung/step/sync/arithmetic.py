@@ -10,6 +10,7 @@ from farflung.engines.base import Array
 from farflung.step.sync.stage_replica import StageReplica
 from farflung.sync.commands import Aggregate, Axpy, Clip, Damp, Mean
 from farflung.sync.robust_rules import merged
+from farflung.sync.unit_matching import in_one_order
 
 __all__ = ["aggregated", "axpy", "norm_of", "rescale", "weighted_mean"]
 
@@ -30,6 +31,8 @@ def axpy(replica: StageReplica, command: Axpy, names: Sequence[str]) -> None:
 def weighted_mean(replica: StageReplica, command: Mean, arrived: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """The mean of members' values by parameter. ``arrived``: in the order of ``command.group``, the order of addition."""
     sums: dict[str, Array] = {}
+    if command.units:
+        arrived = in_one_order(arrived, command.units, command.group.index(command.reference))
     # Members are added in the order of the group, whoever came first, so that all members get the same bits.
     for weight, values in zip(command.weights, arrived, strict=True):
         for name, array in values.items():

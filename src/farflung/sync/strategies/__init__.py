@@ -3,6 +3,7 @@
 - ``arrivals``: ``fedbuff``, ``fedfix``, ``fedcompass``: pseudo-gradients, each member's when it has finished.
 - ``branch_train_merge``: parameters, in every step at first, then never or seldom.
 - ``fedamd``: parameters of miners, and gradients of anchors.
+- ``dimat``: all parameters, once per period, hidden units in one order.
 - ``every_step``: ``ssgd``, ``wfbp``, ``asc_wfbp``, ``delayed``, ``robust``: gradients, in every step.
 - ``lgreco``: gradients, in every step, each layer through a codec of its own.
 - ``local_sgd``: all parameters, once per period.
