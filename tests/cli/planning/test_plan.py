@@ -139,7 +139,7 @@ def test_what_replicas_exchange_has_its_reason(tmp_path: Path, capsys: pytest.Ca
 DEVICE = """
 [[device]]
 name = "{name}"
-memory = {memory}
+memory = "{memory} B"
 speed = "50 GFLOP/s"
 offload = "10 GB"
 offload_rate = "100 MB/s"
@@ -176,7 +176,7 @@ def test_states_on_disks_are_a_line_of_the_answer(tmp_path: Path, capsys: pytest
 SITE = """
 [[device]]
 name = "node"
-memory = {memory}
+memory = "{memory} B"
 speed = "100 GFLOP/s"
 ranks = 2
 rank_rate = "100 MB/s"
