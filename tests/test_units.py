@@ -43,7 +43,7 @@ def test_parse_reads_numbers_with_units(kind: type[Quantity], text: str | float,
 
 @pytest.mark.parametrize("text", ["", "fast", "5 parsecs", "10 Mb/s", "1.2.3 s", "5 s s", "ms", "--3 s"])
 def test_text_that_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InputError, match=r'cannot read .* as a duration; write e\.g\. "24 h", "20 ms" or 0\.02'):
+    with pytest.raises(InputError, match=r'cannot read .* as a duration; write e\.g\. "24 h" or "20 ms"'):
         Seconds.parse(text)
 
 
@@ -52,16 +52,18 @@ def test_text_that_is_no_duration_is_refused_with_an_example(text: str) -> None:
     [
         (BytesPerSecond, "20", 'a rate needs a unit, got \'20\'; write "20 Mbit/s" or "20 MB/s"'),
         (Bytes, " 2.5 ", 'a number of bytes needs a unit, got \' 2.5 \'; write "2.5 GB" or "2.5 MB"'),
+        (BytesPerSecond, 100, 'a rate needs a unit, got 100; write "100 Mbit/s" or "100 MB/s"'),
+        (Seconds, "5", 'a duration needs a unit, got \'5\'; write "5 ms" or "5 s" or "5 h"'),
+        (Seconds, 0.02, 'a duration needs a unit, got 0.02; write "0.02 ms" or "0.02 s" or "0.02 h"'),
         (FlopsPerSecond, "5", 'a speed needs a unit, got \'5\'; write "5 TFLOP/s" or "5 GFLOP/s"'),
     ],
 )
-def test_what_a_person_types_needs_a_unit(kind: type[Quantity], text: str, says: str) -> None:
+def test_what_a_person_writes_needs_a_unit(kind: type[Quantity], text: str | float, says: str) -> None:
     with pytest.raises(InputError) as caught:
         kind.typed(text)
     assert str(caught.value) == says
     assert kind.typed(f"{text} {kind.usual_units[0]}") == kind.parse(f"{text} {kind.usual_units[0]}")
-    assert kind.typed("0") == 0.0
-    assert Seconds.typed("20") == 20.0, "everybody means seconds"
+    assert kind.typed("0") == kind.typed(0) == kind.typed(0.0) == 0.0
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400, "-5 s", "1e999 s"])

@@ -44,15 +44,17 @@ class Quantity(float):
     table: ClassVar[dict[str, float]] = {}
     base: ClassVar[str] = ""
     examples: ClassVar[str] = ""
-    #: What a bare number that a person types may stand for (none: the base unit is what everybody means).
+    #: What a bare number that a person writes may stand for.
     usual_units: ClassVar[tuple[str, ...]] = ()
     #: What people call it.
     what: ClassVar[str] = "a number"
     #: What ``written`` writes in, from large to small, each with its size in the base unit.
     spellings: ClassVar[tuple[tuple[str, float], ...]] = ()
 
-    def written(self, digits: int = 4) -> str:
-        """As people write it in a file, rounded to ``digits``: ``parse`` reads it."""
+    def written(self, digits: int | None = 4) -> str:
+        """As people write it in a file, rounded to ``digits`` (``None``: exactly): ``typed`` reads it."""
+        if digits is None:
+            return f"{float(self)!r} {next(unit for unit, scale in self.table.items() if scale == 1.0)}"
         unit, scale = next((one for one in self.spellings if self >= one[1]), self.spellings[-1] if self else (self.base, 1.0))
         return f"{float(self) / scale:.{digits}g} {unit}"
 
@@ -73,14 +75,14 @@ class Quantity(float):
         return cls._checked(float(match[1].replace("_", "")) * cls.table.get(match[2], 1.0), text)
 
     @classmethod
-    def typed(cls, text: str) -> Self:
-        """Read what a person typed: as ``parse``, but the number needs a unit if it has ``usual_units``, unless it is 0.
+    def typed(cls, text: str | float) -> Self:
+        """Read what a person wrote: as ``parse``, but a number other than 0 needs a unit.
 
         Raises:
             InputError: as ``parse``, or the unit is missing: nobody means 20 bytes per second by 20.
         """
-        value, match = cls.parse(text), _NUMBER.fullmatch(text)
-        if value and cls.usual_units and match is not None and not match[2]:
+        value, match = cls.parse(text), _NUMBER.fullmatch(str(text))
+        if value and match is not None and not match[2]:
             choices = " or ".join(f'"{match[1]} {unit}"' for unit in cls.usual_units)
             raise InputError(f"{cls.what} needs a unit, got {text!r}; write {choices}")
         return value
@@ -103,7 +105,8 @@ class Seconds(Quantity):
     spellings = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
     table = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
     base = "s"
-    examples = '"24 h", "20 ms" or 0.02'
+    examples = '"24 h" or "20 ms"'
+    usual_units = ("ms", "s", "h")
 
     def __str__(self) -> str:
         value = float(self)
@@ -130,9 +133,9 @@ class Bytes(Quantity):
     examples = '"8 GB" or "8 GiB"'
     usual_units = ("GB", "MB")
 
-    def written(self, digits: int = 4) -> str:
+    def written(self, digits: int | None = 4) -> str:
         """See ``Quantity``. A whole number of GiB or MiB is written so, because its author wrote it so."""
-        for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20)):
+        for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20)) if digits is not None else ():
             if self >= scale and self % scale == 0 and self % 1e6 and self < scale * 10**digits:
                 return f"{float(self) / scale:.{digits}g} {unit}"
         return Quantity.written(self, digits)

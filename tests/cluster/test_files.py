@@ -73,6 +73,9 @@ def test_links_inside_one_region_can_be_set():
     ("change", "text"),
     [
         (("8 GB", "8 apples"), r"net: device\[0\].memory: cannot read '8 apples' as a number of bytes; write e.g. \"8 GB\""),
+        (("8 GB", "12"), r"net: device\[0\].memory: a number of bytes needs a unit, got '12'; write \"12 GB\" or \"12 MB\""),
+        (('"20 ms"', "20"), r"net: default.latency: a duration needs a unit, got 20; write \"20 ms\" or \"20 s\" or"),
+        (('"8 Mbit/s"', "100"), r"net: default.bandwidth: a rate needs a unit, got 100; write \"100 Mbit/s\" or"),
         (('speed = "100 GFLOP/s"\n', ""), r"net: device\[0\].speed: is missing; write e.g. speed = \"5 TFLOP/s\""),
         (("speed_factor = 0.5", 'overhead = "2 s"'), r"net: device\[0\]: device '.*': overhead must be from 0 to 1.00 s"),
         (("speed_factor = 0.5", 'speed_factor = "half"'), r"net: device\[0\].speed_factor: must be a number, got 'half'"),

@@ -120,19 +120,22 @@ def test_the_timeline_is_sorted_and_in_base_units():
     ("text", "says"),
     [
         ('at = "1 s"\nbetween = ["pc", "moon"]\nup = true', r"change\[0\]: 'moon' is no device and no region; known are box-0"),
-        ('between = ["pc", "box-0"]\nup = true', r'change\[0\].at: is missing; write e.g. at = "24 h", "20 ms"'),
-        ('at = 1\nfrom = "pc"\nup = true', r'must say between = \["a", "b"\], or from and to'),
-        ('at = 1\nbetween = ["pc", "box-0"]', "says nothing to change; known are latency, bandwidth, jitter"),
-        ('at = 1\ndevice = "pc"', "says nothing to change; known are uplink, downlink, nat"),
-        ('at = 1\ndevice = "pc"\nlatency = 1', r"change\[0\].latency: unknown key; known are at, device, downlink, nat, uplink"),
-        ("at = 1", "must have exactly one of between, from, device, partition, heal, reset, got none"),
-        ("at = 1\nheal = true\nreset = true", "got heal, reset"),
-        ("at = 1\nheal = false", r"heal: must be true, got False; leave the table out otherwise"),
-        ('at = 1\nbetween = ["pc", "box-0"]\nup = 1', "up: must be true or false, got 1"),
-        ('at = 1\nbetween = ["pc", "box-0"]\nloss = 2', 'a share must be from 0 to 1, got 2; write e.g. 0.001 or "0.1 %"'),
-        ('at = 1\npartition = ["pc"]', "must be groups of names"),
-        ('at = 1\npartition = [["home"], ["pc"]]', "a device can be in one group only"),
-        ('at = 1\ndevice = "pc"\nnat = 3', "nat: must be true, false or a name, got 3"),
+        ('between = ["pc", "box-0"]\nup = true', r'change\[0\].at: is missing; write e.g. at = "24 h"'),
+        ('at = "1 s"\nfrom = "pc"\nup = true', r'must say between = \["a", "b"\], or from and to'),
+        ('at = "1 s"\nbetween = ["pc", "box-0"]', "says nothing to change; known are latency, bandwidth, jitter"),
+        ('at = "1 s"\ndevice = "pc"', "says nothing to change; known are uplink, downlink, nat"),
+        (
+            'at = "1 s"\ndevice = "pc"\nlatency = 1',
+            r"change\[0\].latency: unknown key; known are at, device, downlink, nat, uplink",
+        ),
+        ('at = "1 s"', "must have exactly one of between, from, device, partition, heal, reset, got none"),
+        ('at = "1 s"\nheal = true\nreset = true', "got heal, reset"),
+        ('at = "1 s"\nheal = false', r"heal: must be true, got False; leave the table out otherwise"),
+        ('at = "1 s"\nbetween = ["pc", "box-0"]\nup = 1', "up: must be true or false, got 1"),
+        ('at = "1 s"\nbetween = ["pc", "box-0"]\nloss = 2', 'a share must be from 0 to 1, got 2; write e.g. 0.001 or "0.1 %"'),
+        ('at = "1 s"\npartition = ["pc"]', "must be groups of names"),
+        ('at = "1 s"\npartition = [["home"], ["pc"]]', "a device can be in one group only"),
+        ('at = "1 s"\ndevice = "pc"\nnat = 3', "nat: must be true, false or a name, got 3"),
     ],
 )
 def test_errors_of_changes(text, says):
@@ -211,6 +214,6 @@ def test_changes_are_told_to_people():
     assert sorted(network.told(change).replace(": ", ", ").split(", ")) == sorted(
         ["a -> b", "b -> a", "bandwidth 12.5 Mbit/s", "latency 20 ms", "loss 1 %", "up = false"]
     )
-    caps = '[[change]]\nat = 1\ndevice = "a"\nuplink = 0\nnat = true\n'
+    caps = '[[change]]\nat = "1 s"\ndevice = "a"\nuplink = 0\nnat = true\n'
     (change,) = (network := Network.from_text(device + caps)).timeline
     assert network.told(change).startswith("a: no limit of uplink, nat = ")

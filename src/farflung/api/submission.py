@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,13 @@ from farflung.client.connection import Client
 from farflung.cluster import Topology
 from farflung.codecs import CODECS
 from farflung.data import check_fit
+from farflung.engines.registry import ENGINES
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.graph.weight_expressions import expressions_from_json, expressions_to_json
 from farflung.ids import new_id
 from farflung.job import JobSpec
+from farflung.job.engine_ranges import engine_name
 from farflung.job.groups import is_frozen
 from farflung.known_names import known_names
 from farflung.messages.submission import Bundle
@@ -58,7 +60,7 @@ def bundle_job(
     """
     from farflung.frontends.recipes.registry import load_recipe
 
-    check_names(job)
+    check_names(job, () if topology is None else [device.engine for device in topology.devices])
     if job.model is None:
         raise InputError("the job has no [model]: name a recipe, e.g. recipe = 'gpt', or your own 'model.py:make'")
     recipe = load_recipe(job.model.recipe, job.model.args, base=base)
@@ -103,8 +105,10 @@ def with_weights(job: JobSpec, recipe: Recipe) -> JobSpec:
     return job.model_copy(update={"weights": weights})
 
 
-def check_names(job: JobSpec) -> None:
-    """Whether the job's codecs, planner and strategies exist and fit it; asked before the capture, which takes seconds.
+def check_names(job: JobSpec, engines: Sequence[str] = ()) -> None:
+    """Whether the job's codecs, planner, engines and strategies exist and fit it; asked before the capture, which takes seconds.
+
+    ``engines``: of the devices of a topology, with versions; they may be plug-ins that this machine lacks.
 
     Raises:
         InputError: one is unknown, or does not fit.
@@ -119,6 +123,10 @@ def check_names(job: JobSpec) -> None:
         except InputError as error:
             raise InputError(f"codec.name = {job.codec.name!r}: {error}") from None
     get_planner(job.plan.planner)
+    stated = {engine.partition(" ")[0] for engine in engines if engine}
+    for name in map(engine_name, job.limits.engines):
+        if name not in ENGINES and name not in stated:
+            raise InputError(f"limits.engines: unknown engine {name!r}: {known_names(name, sorted({*ENGINES, *stated}))}")
     if job.sync.strategy != "exact":
         strategy = job_strategy(job)
         check_fits(strategy, job)

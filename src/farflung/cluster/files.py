@@ -284,7 +284,7 @@ def _tables(reader: TableReader, body: Mapping[str, Any], devices: Sequence[Devi
     same = region[:, None] == region[None, :]
     if "default" in body and "inside" not in body:
         same &= region[:, None] != ""  # who names no region shares none
-    inside: Mapping[str, Any] = body.get("inside", {"latency": 1e-3, "bandwidth": 125e6})
+    inside: Mapping[str, Any] = body.get("inside", {"latency": "1 ms", "bandwidth": "1 Gbit/s"})
     for where, table, mask in (("default", body.get("default"), ~same), ("inside", inside, same)):
         if table is not None:
             for key, value in _described(reader, where, reader.known(where, table, set(LINK_KEYS))).items():
@@ -335,7 +335,7 @@ def _link(reader: TableReader, number: int, entry: object, regions: set[str], na
 def write_topology(topology: TopologyFields, digits: int | None = None) -> str:
     """TOML that reads back to an equal topology; a [[link]] per pair of regions where all links agree, else of devices.
 
-    ``digits``: round quantities to so many, and write them with their units.
+    Quantities have units. ``digits``: round them to so many.
     """
     lines = [f"name = {_quoted(topology.name)}", ""]
     for device in topology.devices:
@@ -386,7 +386,7 @@ def _link_lines(source: str, target: str, latency: float, bandwidth: float, digi
 
 
 def _written(value: Quantity, digits: int | None) -> str:
-    if digits is None or not math.isfinite(value):
+    if not math.isfinite(value):
         return repr(float(value))
     return _quoted(value.written(digits))
 

@@ -95,7 +95,7 @@ class TableReader:
         if key not in table:
             raise self.fail(f"{where}.{key}", f"is missing; write e.g. {key} = {kind.examples.split(' or ')[0]}")
         try:
-            return kind.parse(table[key])
+            return kind.typed(table[key])
         except InputError as error:
             raise self.fail(f"{where}.{key}", str(error)) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["engine_range", "in_ranges"]
+__all__ = ["engine_name", "engine_range", "in_ranges"]
 
 
 def engine_range(text: str) -> str:
@@ -22,6 +22,13 @@ def engine_range(text: str) -> str:
     if found is None or found.extras or found.marker or found.url:
         raise ValueError(f'{text!r:.60} is no engine with a range of versions, such as "torch>=2.13,<2.14"')
     return text
+
+
+def engine_name(text: str) -> str:
+    """Return the name of the engine in ``text``, which ``engine_range`` accepts."""
+    from packaging.requirements import Requirement
+
+    return Requirement(text).name
 
 
 def in_ranges(engine: str, ranges: Sequence[str]) -> bool:

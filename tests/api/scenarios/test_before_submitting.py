@@ -46,6 +46,13 @@ def test_wrong_parameters_of_a_codec_name_their_key(name: str, text: str) -> Non
     assert str(caught.value).startswith(text)
 
 
+def test_engines_of_a_topology_are_known_although_this_machine_lacks_them() -> None:
+    job = make_job({"limits": {"engines": ["abacus>=1"]}})
+    with pytest.raises(InputError, match=r"^limits\.engines: unknown engine 'abacus': known are jax, .*torch$"):
+        check_names(job)
+    check_names(job, ["", "abacus 1.2"])
+
+
 def test_a_run_that_would_end_with_its_first_weights_is_refused() -> None:
     sync = {"strategy": "fedbuff", "settings": {"sync_every": 10, "overlap": 1}}
     with pytest.raises(InputError, match="steps = 10: no contribution moves the common model before step 11"):

@@ -92,6 +92,8 @@ def test_what_is_mistyped_is_a_usage_error(tmp_path: Path, capsys: pytest.Captur
     assert said == "--address: 'here' is not an address; write host:port, e.g. broker.example.org:7070"
     said = line(capsys, "ticket", "issue", "--home", home, "--address", "a:1", "--valid", "0 s", code=2)
     assert said == "a ticket must be valid for at least one second, got 0.0"
+    said = line(capsys, "ticket", "issue", "--home", home, "--address", "a:1", "--valid", "5", code=2)
+    assert said == '--valid: a duration needs a unit, got \'5\'; write "5 ms" or "5 s" or "5 h"'
     assert line(capsys, "ticket", "revoke", "t1", "--home", home, code=2) == "no ticket has the id 't1'; known are none"
     assert line(capsys, "ticket", "free", "attic", "--home", home, code=2) == "no key has the name 'attic'; bound are none"
     assert line(capsys, "doctor", "--broker", "here", code=2).startswith("--broker: 'here' is not an address")

@@ -96,6 +96,23 @@ def test_limits_hold_for_any_planner(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "limits.unreliable" in err
 
 
+def test_unknown_engines_are_refused_and_unstated_ones_are_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    base: list[str | Path] = ["plan", job, "--topology", TOPOLOGY, "--planner", "equal_number"]
+    code, _, err = run([*base, "--engines", "tensorflow"], capsys)
+    assert code == 2
+    assert "limits.engines: unknown engine 'tensorflow': known are jax, " in err
+    note = "note: limits.engines does not apply to 4 of 4 devices: the topology states no engine for them\n"
+    code, _, err = run([*base, "--engines", "jax"], capsys)
+    assert (code, note in err) == (0, True)
+    assert note not in run(base, capsys)[2]
+    job.write_text(JOB + '[limits]\nengines = ["torhc>=2.13"]\n')
+    code, _, err = run(base, capsys)
+    assert code == 2
+    assert "limits.engines: unknown engine 'torhc': did you mean 'torch'? known are " in err
+
+
 def planned(folder: Path, more: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
     job = folder / "job.toml"
     job.write_text(JOB.replace("[2, 2, 2]", "[2, 2]").replace("layers = 2, width = 8", "layers = 4, width = 64") + more)
@@ -122,7 +139,7 @@ def test_what_replicas_exchange_has_its_reason(tmp_path: Path, capsys: pytest.Ca
 DEVICE = """
 [[device]]
 name = "{name}"
-memory = {memory}
+memory = "{memory} B"
 speed = "50 GFLOP/s"
 offload = "10 GB"
 offload_rate = "100 MB/s"
@@ -159,7 +176,7 @@ def test_states_on_disks_are_a_line_of_the_answer(tmp_path: Path, capsys: pytest
 SITE = """
 [[device]]
 name = "node"
-memory = {memory}
+memory = "{memory} B"
 speed = "100 GFLOP/s"
 ranks = 2
 rank_rate = "100 MB/s"

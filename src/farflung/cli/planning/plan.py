@@ -187,9 +187,21 @@ def _read_case(
     chosen = read_topology(topology)
     spec = with_limits(spec, limits)
     check_limits(chosen, spec.limits)
+    _note_engines(chosen, spec)
     check_files(spec, Path(text))
     now = None if running is None else read_plan(running).plan
     return _Case(job=spec, source=Path(text), topology=chosen, running=now)
+
+
+def _note_engines(topology: Topology, spec: JobSpec) -> None:
+    """Print a line on stderr if ``limits.engines`` can't leave out devices because the topology states no engine for them."""
+    silent = sum(not device.engine for device in topology.devices)
+    if spec.limits.engines and silent:
+        typer.echo(
+            f"note: limits.engines does not apply to {silent} of {counted(len(topology), 'device')}: "
+            "the topology states no engine for them",
+            err=True,
+        )
 
 
 def _no_topology(home: Path | None) -> str:
