@@ -31,7 +31,8 @@ PARTIAL = frozenset({"partial", "dreamddp", "contiguous", "free_sets"})
 #: Local SGD where half of the members are half as fast and take half of the steps, for as many samples.
 _PACED = "local_sgd by_speed"
 ARRIVALS = frozenset({"fedbuff", "fedfix", "fedcompass"})
-ROUNDS = frozenset({"local_sgd", "diloco", "streaming_diloco", "co2", "modest"}) | ARRIVALS | PARTIAL
+SCALARS = frozenset({"seed_and_scalar", "fedkseed"})
+ROUNDS = {"local_sgd", "diloco", "streaming_diloco", "co2", "modest", "fedamd", "fedkseed", "dimat", *ARRIVALS, *PARTIAL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +152,14 @@ def _measure(settings: SyncStrategiesSettings, name: str) -> dict[str, float]:
         steps = -(-steps * settings.members * settings.sync_every // sum(taken))
     if name in ROUNDS:
         extra["sync_every"] = settings.sync_every
+    if name == "dimat":  # the units of the residual stream, which all matrices but the embedding touch
+        inner = range(2, 2 + settings.hidden_layers)
+        extra["units"] = " ".join(["1:1", *(f"{layer}:{axis}" for layer in inner for axis in (0, 1)), f"{inner.stop}:0"])
     for seed in range(settings.seed, settings.seed + settings.seeds):
         network = ByteNetwork(settings, text, seed)
         start = network.start()
         optimizer = OptimizerSpec(name="adamw" if settings.optimizer == "adamw" else "sgd", lr=settings.lr)
-        if name == "seed_and_scalar":
+        if name in SCALARS:
             optimizer = OptimizerSpec(name="sgd", lr=settings.zeroth_lr)
         task = Task(start=start, gradient=network.gradient, optimizer=optimizer)
         group = Group(get_strategy(name, **extra), replace(_world(settings, start), local_steps=taken), task)

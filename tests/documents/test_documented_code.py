@@ -54,7 +54,7 @@ COVERED = {
     ("docs/transformers.md", "toml"): (2, "end_to_end/models/test_model_folders.py"),
     ("docs/trackers.md", "python"): (4, "api/scenarios/test_trackers_page.py"),
     ("docs/trackers.md", "toml"): (3, "api/scenarios/test_trackers_page.py"),
-    ("docs/sync.md", "python"): (2, "documents/test_documented_code.py"),
+    ("docs/sync.md", "python"): (3, "documents/test_documented_code.py"),
     ("docs/sync.md", "toml"): (9, "documents/test_documented_code.py"),
     ("docs/tutorials/evaluate-a-cluster.md", "toml"): (3, "cli/scenarios/test_documented_runs.py"),
     ("docs/tutorials/notebook.md", "python"): (4, "documents/test_documented_code.py"),
@@ -215,7 +215,7 @@ def test_the_strategy_of_the_page_trains() -> None:
     module = ModuleType("post_local")
     sys.modules["post_local"] = module
     names = vars(module)
-    exec(blocks("docs/sync.md", "python")[1], names)
+    exec(blocks("docs/sync.md", "python")[2], names)
     ((name, factory),) = names["STRATEGIES"].items()
     STRATEGIES.add(name, lambda: factory)
     try:
@@ -238,6 +238,13 @@ def test_the_strategy_of_the_page_trains() -> None:
         one, two = (replica.joined("parameters", (0,)) for replica in group.replicas)
         equal.append(bool((one == two).all()))
     assert equal == [True, True, True, False, False, True, False, False, True]
+
+
+def test_the_experts_of_the_page_beat_each_expert_alone() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/sync.md", "python")[1], names)
+    alone = [float((model(names["x"]) - names["y"]).detach().pow(2).mean()) for model in names["models"]]
+    assert float(names["error"]) < 0.5 * min(alone)
 
 
 def test_the_emulated_network_of_the_page() -> None:

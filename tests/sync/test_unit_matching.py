@@ -78,6 +78,9 @@ def test_members_take_the_order_of_the_reference_and_numbers_that_are_none_do_no
     nets = [network(0), shuffled(network(0), 1), shuffled(network(0), 2)]
     for place, values in enumerate(in_one_order(nets, UNITS, 1)):
         assert np.array_equal(values["b.weight"], nets[1]["b.weight"]), place
+    half = [{name: net[name] for name in ("b.weight", "b.bias", "c.weight")} for net in nets]
+    for some, only in zip(in_one_order(half, UNITS, 1), in_one_order(half, UNITS[1:], 1), strict=True):
+        assert np.array_equal(some["b.bias"], only["b.bias"]), "the first group is in another stage"
     broken = network(0) | {"a.bias": np.full(12, np.nan, np.float32)}
     assert np.isnan(matched(network(0), broken, UNITS)["a.bias"]).all()
 

@@ -66,9 +66,10 @@ def matched(own: Mapping[str, Array], other: Mapping[str, Array], units: Units) 
 
 
 def in_one_order(members: Sequence[Mapping[str, Array]], units: Units, reference: int) -> list[Mapping[str, Array]]:
-    """All ``members`` with their units in the order of member ``reference``."""
+    """All ``members`` with their units in the order of member ``reference``; groups of parameters that they lack are left out."""
     first = members[reference]
-    return [values if place == reference else matched(first, values, units) for place, values in enumerate(members)]
+    here = tuple(group for group in units if all(name in first for name, _ in group))  # another stage has the others
+    return [values if place == reference else matched(first, values, here) for place, values in enumerate(members)]
 
 
 def _flat(values: Array, axis: int) -> npt.NDArray[np.float64]:

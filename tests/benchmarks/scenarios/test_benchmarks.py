@@ -25,6 +25,7 @@ from benchmarks.training.exactness import differences
 from benchmarks.training.loss import codec_of, time_to
 from benchmarks.training.loss_plot import draw
 from farflung.errors import InputError, PlanError
+from farflung.sync import STRATEGIES
 from tests.support.documents.documented_commands import PAGES
 
 
@@ -337,6 +338,12 @@ def test_sync_strategies_compare_with_ssgd() -> None:
     assert found["local_sgd"]["model_step_backwards"] == pytest.approx(2.0)
     assert 1 < found["free_sets"]["model_step_backwards"] < found["wfbp"]["model_step_backwards"]
     assert report.passed is True
+
+
+def test_all_sync_strategies_are_compared() -> None:
+    found = run("sync-strategies", "steps=10").figures["strategies"]
+    assert set(STRATEGIES) < set(found)
+    assert all(np.isfinite(row["loss"]) for row in found.values())
 
 
 def test_the_byte_network_has_the_gradient_of_its_loss() -> None:

@@ -18,7 +18,7 @@ from farflung.api.submission import freeze
 from farflung.engines.base import Array
 from farflung.errors import InputError
 from farflung.job.spec import OptimizerSpec
-from farflung.sync import STRATEGIES
+from farflung.sync import STRATEGIES, get_strategy
 from tests.support.steps.executor_threads import (
     Case,
     assert_goes_on,
@@ -163,7 +163,10 @@ def test_a_parameter_that_only_evaluation_reads_keeps_its_value() -> None:
 
 
 #: Settings without which a strategy asks for more layers, replicas or steps than this run has.
-SMALL: dict[str, dict[str, int]] = {
+SMALL: dict[str, dict[str, int | str]] = {
+    "fedkseed": {"sync_every": 2},
+    "fedamd": {"sync_every": 2},
+    "dimat": {"units": "mid.bias:0"},
     "streaming_diloco": {"fragments": 1},
     **{name: {"sync_every": 2} for name in ("fedbuff", "fedcompass", "fedfix")},
     **{name: {"sync_every": 1} for name in ("contiguous", "dreamddp", "free_sets", "partial")},
@@ -180,7 +183,7 @@ def test_sync_strategies_leave_it_alone(strategy: str, tmp_path: Path) -> None:
             steps=4,
             sync={"strategy": strategy, "settings": SMALL.get(strategy, {})},
             plan={"replicas": 3},
-            optimizer=SGD,
+            optimizer={"name": "sgd", "lr": SGD["lr"]} if get_strategy(strategy).traits.plain_sgd else SGD,
             checkpoint={"every": 2, "keep": 9},
         ),
         devices=("a", "b"),

@@ -99,6 +99,19 @@ def test_units_of_two_stages_are_refused() -> None:
     assert text in str(caught.value)
 
 
+def wide() -> nn.Module:
+    torch.manual_seed(1)
+    return Scored(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 8)))
+
+
+def test_each_stage_matches_the_units_that_it_has() -> None:
+    """The second stage has the units between its two layers; the first one averages its own layer as it is."""
+    settings = {"sync_every": 2, "units": "body.2.weight:0 body.2.bias:0 body.4.weight:1"}
+    cut, whole = (run_threads(other(case_of("dimat", settings, grid=grid, steps=4), make=wide)) for grid in (True, False))
+    for name, value in whole.states.items():
+        np.testing.assert_allclose(cut.states[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_units_are_needed_and_have_a_form() -> None:
     with pytest.raises(InputError, match="units = '': dimat matches hidden units before it averages"):
         get_strategy("dimat").init(world(3))

@@ -1,7 +1,7 @@
 """Branch-Train-Merge: replicas train together at first, then each on its own samples alone, and become one model by a mean.
 
 Source: Li et al., "Branch-Train-Merge: Embarrassingly Parallel Training of Expert Language Models" (2022). What differs: experts
-end as the mean of their parameters; ensembles of experts, and weights of the mean by domain, are left out.
+end as the mean of their parameters; weights of the mean by domain are left out. ``integrations.experts`` has ensembles.
 """
 
 from __future__ import annotations
