@@ -136,7 +136,7 @@ class Bytes(Quantity):
     def written(self, digits: int | None = 4) -> str:
         """See ``Quantity``. A whole number of GiB or MiB is written so, because its author wrote it so."""
         for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20)) if digits is not None else ():
-            if self >= scale and self % scale == 0 and self % 1e6 and self < scale * 10.0**digits:
+            if self >= scale and self % scale == 0 and self % 1e6 and self < scale * 10.0 ** (digits or 0):
                 return f"{float(self) / scale:.{digits}g} {unit}"
         return Quantity.written(self, digits)
 

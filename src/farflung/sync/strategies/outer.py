@@ -166,7 +166,6 @@ class Co2(_Outer):
     """CO2 (Sun et al. 2024): an outer step every ``sync_every`` steps whose exchange hides behind the whole next sync round.
 
     At the end of sync round t replicas send what they moved in it and apply what they moved in sync round t-1, so nobody waits.
-    At the end of a run they apply what is under way, too.
     ``penalty``: the stale pseudo-gradient is divided by ``1 + |x_t - x_{t-1}| / |pseudo-gradient|``: the staler the point at
     which it was measured, the less it counts. ``clip``: the outer momentum's norm stays below it (0: not at all). What differs:
     the abstract that we had names penalty and clipping without formulas; both are our reading of gap-aware damping. ``by_speed``
@@ -219,26 +218,16 @@ class Co2(_Outer):
         if begun < 0:
             return Program(after=(*update, *_launch(f"{step}", world, every, self.codec, self.memory), restart), rests=rests)
         arrive = _arrive(f"{begun}", world, every, into="arrived")
-        # What this sync round moved is measured from the anchor that it began with, so it leaves before the anchor moves.
-        launch = _launch(f"{step}", world, every, self.codec, self.memory)
-        move = (*self._gap(every), Axpy(into="anchor", x="gap", layers=every))
-        return Program(after=(*update, arrive, *launch, *move, restart), rests=rests)
-
-    def end(self, steps: int, world: World) -> Commands:
-        """The mean of all replicas' parameters, moved by what the last full sync round sent."""
-        every, mean = world.every, StrategyDefaults.end(self, steps, world)
-        if steps < self.sync_every:
-            return mean
-        begun = steps // self.sync_every * self.sync_every - 1
-        arrive = _arrive(f"{begun}", world, every, into="arrived")
-        return (*mean, arrive, *self._gap(every), Axpy(into="parameters", x="gap", layers=every))
-
-    def _gap(self, every: Layers) -> Commands:
-        """The outer step for what has arrived: how far the anchor moves."""
         damp = (Damp(register="arrived", gap="gap", layers=every),) if self.penalty else ()
         momentum = Axpy(into="outer_momentum", x="arrived", layers=every, b=self.outer_momentum)
         clip = (Clip(register="outer_momentum", layers=every, max_norm=self.clip),) if self.clip else ()
-        return (*damp, momentum, *clip, Axpy(into="gap", x="outer_momentum", layers=every, a=-self.outer_lr, b=0.0))
+        move = (
+            Axpy(into="gap", x="outer_momentum", layers=every, a=-self.outer_lr, b=0.0),
+            Axpy(into="anchor", x="gap", layers=every),
+        )
+        # What this sync round moved is measured from the anchor that it began with, so it leaves before the anchor moves.
+        launch = _launch(f"{step}", world, every, self.codec, self.memory)
+        return Program(after=(*update, arrive, *launch, *damp, momentum, *clip, *move, restart), rests=rests)
 
 
 def _check_outer(strategy: Diloco | StreamingDiloco | Co2) -> None:
