@@ -3,7 +3,7 @@
 - ``base``: ``Planner``. ``catalog``: ``PLANNERS``: planners by name.
 - ``constraints``: what a job or a user forbids or fixes. ``pieces``, ``cuts``: where a model may be cut.
 - ``equal``: baselines. ``op_fence``, ``communities``, ``hybrid_ps``, ``papers``: planners of the papers.
-- ``chain_dp``, ``chain_exact``, ``chain_cuts``, ``fitting``: the best cuts of a chain.
+- ``chain_dp``, ``chain_cuts``, ``fitting``: cuts of a chain. ``chain_exact``: the best ones, for comparison.
 - ``grid``: grids of replicas and stages. ``auto``: the search over everything together.
 - ``replicated``, ``scheduled``, ``interleaved``: what is decided around any planner: replicas, schedule, parts of stages.
 - ``engine_moves``: operators that an engine lacks. ``finish``: from placed runs to a checked plan.

@@ -1,4 +1,4 @@
-"""Where to cut a chain for devices in a given order: an exact dynamic program over cut positions.
+"""Where to cut a chain for devices in a given order: a dynamic program over cut positions.
 
 Stage j holds the positions between two candidates a < b and takes t_j(a, b) = max(compute, wire time of what enters at a,
 forward and backward), infinite where memory does not suffice. First the smallest possible pace B = max_j t_j is found, then,

@@ -2,7 +2,7 @@
 
 The text gives the two ideas (Louvain communities on bandwidth; one connected sub-graph each, balanced by speed inside under
 the memory constraint) and no algorithm. Here: communities by Louvain and by average linkage; their orders along the chain;
-for each order of devices the exact cuts by ``chain_dp``, which puts small cuts on slow links because it pays for them; a local
+for each order of devices the cuts by ``chain_dp``, which puts small cuts on slow links because it pays for them; a local
 search that swaps, drops and takes back devices inside communities; orders begin and end at communities with memory for the
 first and the last stage, and devices too small for whatever others leave to them are left out; and of the best few the one
 whose whole step, run against the schedule by the timed dry-run with the real codecs, is shortest. The plans of the two
@@ -46,7 +46,7 @@ _LARGE = 2000
 
 
 class OpFence:
-    """Communities, chain of communities, exact cuts, and the dry-run as the judge."""
+    """Communities, chain of communities, cuts, and the dry-run as the judge."""
 
     name = "op_fence"
 

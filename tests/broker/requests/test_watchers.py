@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+from farflung.broker.live_run import Submission
 from farflung.broker.requests.watchers import Watchers
 from farflung.broker.run_table import RunTable
 from farflung.messages.calls import Watch
@@ -25,7 +26,7 @@ def test_the_end_of_a_watchers_call_does_not_wait_for_the_broker() -> None:
         run="r",
         job=SimpleNamespace(name="r", steps=1, workers=1, data=SimpleNamespace(kind="caller")),
         result=None,
-        submission=SimpleNamespace(submitter="client-ann", attended=False),
+        submission=Submission(submitter="client-ann", bundle=None),
         records=SimpleNamespace(log=SimpleNamespace(records=0, has_more=lambda position: False)),
     )
     runs.add(live)

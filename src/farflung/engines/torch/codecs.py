@@ -4,6 +4,8 @@
 index. Both are exact, so they choose the same elements, and only the kept values and their indices leave the device. CUDA devices
 take the kernels of ``triton_selection`` where Triton is installed and compiles them; else, and for float64, tensor operators
 find a threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
+
+Links do not use it: an engine hands values out as arrays on the host, and the sender threads encode those.
 """
 
 from __future__ import annotations
