@@ -35,9 +35,11 @@ def report(step: int, *, stage: int = 0, loss: float | None = None) -> StepRepor
     )
 
 
-def progress(workers: int, steps: int = 10, first: int = 0) -> tuple[Progress, list[StepRecord | EvaluationRecord], VirtualClock]:
+def progress(
+    workers: int, steps: int = 10, first: int = 0, **more: object
+) -> tuple[Progress, list[StepRecord | EvaluationRecord], VirtualClock]:
     clock, told = VirtualClock(), list[StepRecord | EvaluationRecord]()
-    job = make_job({"steps": steps, "micro_batch_sizes": [2, 3], "data": {"kind": "text", "path": "x", "sequence": 8}})
+    job = make_job({"steps": steps, "micro_batch_sizes": [2, 3], "data": {"kind": "text", "path": "x", "sequence": 8}} | more)
     return Progress(ReportLimits(job), [f"w{n}" for n in range(workers)], clock, told.append, 0.25, first), told, clock
 
 
@@ -61,13 +63,22 @@ def test_a_step_is_on_record_when_all_have_told_it() -> None:
     ("first", "second", "expected"), [(0, 0, (5, False)), (0, 3, (2, False)), (2, 3, (5, True)), (9, 9, (5, True))]
 )
 def test_samples_that_replicas_left_out_alone_do_not_count(first: int, second: int, expected: tuple[int, bool]) -> None:
-    made, told, _ = progress(2)
+    made, told, _ = progress(2, precision="fp16", sync={"strategy": "local_sgd"}, plan={"replicas": 2})
     made.begin()
     made.report("w0", replace(report(0, loss=3.0), left_out=first))
     made.report("w1", replace(report(0), left_out=second))
     (record,) = told
     assert isinstance(record, StepRecord)
     assert (record.samples, record.skipped) == expected
+
+
+def test_no_worker_can_leave_out_samples_where_all_skip_a_step_together() -> None:
+    made, told, _ = progress(1)
+    made.begin()
+    made.report("w0", replace(report(0, loss=3.0), left_out=5))
+    (record,) = told
+    assert isinstance(record, StepRecord)
+    assert (record.samples, record.skipped) == (5, False)
 
 
 @settings(deadline=None, max_examples=50)

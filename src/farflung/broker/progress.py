@@ -217,7 +217,8 @@ class Progress:
         excluded = excluded_members(by_worker, _faulty(self._job))
         leader = next((report for report in reports if report.loss is not None), reports[0])
         samples = min(leader.samples, sum(self._job.micro_batch_sizes))  # fewer where replicas rest in the step
-        left_out = min(sum(report.left_out for report in reports), samples)
+        alone = self._job.precision == "fp16" and self._job.sync.strategy != "exact"  # else nobody leaves out a step alone
+        left_out = min(sum(report.left_out for report in reports), samples) if alone else 0
         skipped = leader.skipped or 0 < left_out == samples  # by all replicas
         samples -= 0 if skipped else left_out
         sent: dict[Pair, int] = {}

@@ -205,7 +205,8 @@ class RunStore:
         shards = self._shards.get((self.attempt, step), {})
         if not self.has_shards(step, plan):
             return False
-        counts = {replace(shards[device][1], left_out=0) for device in plan.devices}
+        alone = bundle.job.precision == "fp16" and plan.sync is not None  # else no replica leaves out a step that others count
+        counts = {replace(count, left_out=0) if alone else count for count in (shards[device][1] for device in plan.devices)}
         if len(counts) > 1:
             said = ", ".join(_described(device, shards[device][1]) for device in plan.devices)
             raise CheckpointError(
