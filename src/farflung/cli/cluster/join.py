@@ -101,7 +101,7 @@ def join(
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
-    from farflung.cli.ticket_argument import parse_ticket
+    from farflung.security.ticket_argument import parse_ticket
     from farflung.transports.descriptors import raise_descriptor_limit
     from farflung.worker import membership
     from farflung.worker.owner_limits import OwnerLimitsFile

@@ -12,8 +12,8 @@ from farflung.cli.broker_connection import join_broker
 from farflung.cli.completion import complete_run
 from farflung.cli.home import broker_folder, run_folder
 from farflung.cli.options import HomeOption, JsonOption
-from farflung.cli.ticket_argument import parse_ticket
 from farflung.errors import InputError
+from farflung.security.ticket_argument import parse_ticket
 
 __all__ = ["register"]
 
