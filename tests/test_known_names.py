@@ -45,6 +45,11 @@ def test_all_known_names_follow() -> None:
     assert known_names("bleu", ()) == "known are none"
 
 
+def test_names_of_other_libraries_are_found() -> None:
+    assert did_you_mean("learning_rate", ["lr", "learn_rates"]) == "did you mean 'lr'? "
+    assert did_you_mean("learning_rate", ["learn_rates"]) == "did you mean 'learn_rates'? "
+
+
 def test_only_the_beginning_of_a_long_name_is_compared() -> None:
     assert did_you_mean("g" * 10_000_000, COLOURS) == ""
 
@@ -53,6 +58,9 @@ def test_only_the_beginning_of_a_long_name_is_compared() -> None:
     ("make", "close"),
     [
         (lambda: OptimizerSpec(**misspelled(name="adamww")), "adamw"),
+        (lambda: OptimizerSpec(**misspelled(learning_rate="3")), "lr"),
+        (lambda: JobSpec(**misspelled(precision="float16")), "fp16"),
+        (lambda: JobSpec(**misspelled(precision="bfloat16")), "bf16"),
         (lambda: ScheduleSpec(**misspelled(name="cosin")), "cosine"),
         (lambda: PlanSpec(**misspelled(schedule="gpip")), "gpipe"),
         (lambda: get_strategy("local_sdg"), "local_sgd"),

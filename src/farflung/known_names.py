@@ -11,8 +11,16 @@ __all__ = ["close_names", "did_you_mean", "known_names"]
 _COMPARED = 80
 
 
+#: Names that other libraries have for ours.
+_OTHER_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp32": "float32", "learning_rate": "lr"}
+
+
 def close_names(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return at most ``most`` of ``known`` that ``name`` may be a misspelling of, the closest first. Case does not count."""
+    ours = _OTHER_NAMES.get(str(name)[:_COMPARED].lower())
+    known = list(known)
+    if ours in known:
+        return [ours]
     spelled = {one.lower(): one for one in known}
     return [spelled[found] for found in get_close_matches(str(name)[:_COMPARED].lower(), spelled, n=most, cutoff=cutoff)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from farflung import train
 from farflung.api.argument_names import in_arguments
 
 
@@ -42,3 +43,12 @@ def test_keys_of_a_job_file_become_arguments(text: str, said: str) -> None:
 )
 def test_other_words_stay(text: str) -> None:
     assert in_arguments(text) == text
+
+
+def test_a_misspelled_argument_is_an_error_that_names_the_close_one() -> None:
+    with pytest.raises(TypeError, match=r"^train\(\) has no argument 'learning_rate': did you mean 'lr'\?$"):
+        train(learning_rate=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^train\(\) has no argument 'callback': did you mean 'callbacks'\?$"):
+        train(callback=print)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^train\(\) has no argument 'x': see help\(farflung\.train\)$"):
+        train(x=1)  # type: ignore[call-arg]

@@ -91,6 +91,7 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
             f"micro_batch_sizes = [{10**30}]\n" + MINIMAL,
             f"micro_batch_sizes[0] = {10**30}: must be at most 1000000000",
         ),
+        ('[data]\nkind = "txt"\n', "data.kind = 'txt': must be 'text', 'array', 'images' or 'dataset'; did you mean 'text'?"),
         ("copies = 9\n" + MINIMAL, "copies = 9: must be at most 8, or 'auto'"),
         ("copies = 'none'\n" + MINIMAL, "copies = 'none': must be a whole number, or 'auto'"),
         (

@@ -163,11 +163,19 @@ def test_a_member_with_spoilt_gradients_is_planned_last_at_the_second_time_and_n
 FAILED = RunFailed(run="r", name="a", cause="no sense", kind="DataError")
 
 
+def replacement(culprit: str, event: RunFailed) -> RecoverRun:
+    reporter = "it" if event.name == culprit else f"worker {event.name}"
+    text = f"worker {culprit} is replaced, because {reporter} reports: {event.cause}"
+    found = RecoverRun(run="r", cause=text, replaced=True)
+    assert found.text == f"{text}; the broker makes a new plan", "nobody is lost"
+    return found
+
+
 def replaced(made: BrokerMachine, event: RunFailed, culprit: str) -> None:
     """``event`` ends an attempt, and ``culprit`` is left out."""
     devices = made.runs["r"].devices
     commands = made.handle(event)
-    assert RecoverRun(run="r", cause=f"worker {culprit} is replaced: {event.cause}") in commands
+    assert replacement(culprit, event) in commands
     (judged,) = [one for one in commands if isinstance(one, MemberJudged)]
     assert judged.text.startswith(f"worker {culprit} is planned last, since it failed: {event.cause}; ")
     (plan,) = drop(made, *devices)
@@ -211,7 +219,7 @@ def test_a_member_that_lacks_the_data_of_a_job_is_replaced_and_keeps_its_standin
     plan(made, "a", "b", "c")
     missing = RunFailed(run="r", name="a", cause="data 'x' is not on this machine", kind="DataError", attempt=1)
     commands = made.handle(missing)
-    assert of(commands, RecoverRun) == [RecoverRun(run="r", cause=f"worker a is replaced: {missing.cause}")]
+    assert of(commands, RecoverRun) == [replacement("a", missing)]
     assert not of(commands, MemberJudged)
     assert drop(made, "a", "b", "c") == [MakePlan(run="r", members=("b", "c"), attempt=2)]
     plan(made, "b", "c")
@@ -225,11 +233,11 @@ def test_a_member_whose_data_others_outvote_is_replaced_and_whoever_was_replaced
     made = machine("a", "b", "c", workers=2)
     plan(made, "a", "b")
     differ = RunFailed(run="r", name="b", cause="a and b hold different data", kind="DataError", attempt=1)
-    assert of(made.handle(differ), RecoverRun) == [RecoverRun(run="r", cause=f"worker b is replaced: {differ.cause}")]
+    assert of(made.handle(differ), RecoverRun) == [replacement("b", differ)]
     assert drop(made, "a", "b") == [MakePlan(run="r", members=("a", "c"), attempt=2)]
     plan(made, "a", "c")
     outvoted = replace(differ, name="a", attempt=2, outvoted_by=frozenset("bc"))
-    assert of(made.handle(outvoted), RecoverRun) == [RecoverRun(run="r", cause=f"worker a is replaced: {differ.cause}")]
+    assert of(made.handle(outvoted), RecoverRun) == [replacement("a", outvoted)]
     assert drop(made, "a", "c") == [MakePlan(run="r", members=("b", "c"), attempt=3)]
     assert [made.standing(name) for name in "abc"] == ["", "", ""]
 

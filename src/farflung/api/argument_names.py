@@ -6,10 +6,13 @@ Planners, workers and the broker write ``table.key = value``, because most jobs 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
@@ -25,8 +28,12 @@ from farflung.job.spec import (
     ScheduleSpec,
     SyncSpec,
 )
+from farflung.known_names import did_you_mean
 
-__all__ = ["in_arguments", "in_typed_names", "warn_if_stretched"]
+__all__ = ["in_arguments", "in_typed_names", "known_arguments", "warn_if_stretched"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Table of a job file -> the argument of ``train``, the name of the type that holds the table's keys, and the keys.
 _TABLES: dict[str, tuple[str, str, type[BaseModel]]] = {
@@ -116,6 +123,21 @@ def _top_level(text: str, key: str, given: str | None) -> str:
     if key in _TOP and (given is not None or "_" in key):
         return f"job=JobSpec({key}={given or '...'})"
     return text
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Return ``function`` with a ``TypeError`` that names the close arguments, where a caller misspells one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> R:
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known).rstrip() or f"see help(farflung.{function.__name__})"
+                raise TypeError(f"{function.__name__}() has no argument {name!r}: {hint}")
+        return function(*args, **given)
+
+    return called
 
 
 def warn_if_stretched(job: JobSpec, before: int) -> None:

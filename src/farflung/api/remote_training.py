@@ -21,7 +21,7 @@ from farflung.errors import ConnectionLost, FarflungError, InputError
 from farflung.graph.ir import StateKind
 from farflung.messages.submission import Bundle
 from farflung.messages.watching import CheckpointWritten, Note, Planned, Planning, RecordLine, Result, Started
-from farflung.security import Ticket
+from farflung.security.ticket_argument import parse_ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, RecoveryRecord, RunResult, StepRecord, read_record
 from farflung.thread_group import ThreadGroup
@@ -51,7 +51,7 @@ def train_there(
         TrainingError: the run failed; the text is its cause.
         KeyboardInterrupt: the second Ctrl-C, which does not wait for the end of the step.
     """
-    client = Client(join(Ticket.parse(ticket), name=f"caller-{bundle.run}", role="client", key=own_key()))
+    client = Client(join(parse_ticket(ticket), name=f"caller-{bundle.run}", role="client", key=own_key()))
     follower = _Follower(bundle, client, (batches, evaluation), callbacks)
     with ExitStack() as stack:
         stack.callback(follower.join)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farflung.api.argument_names import in_arguments, in_typed_names
+from farflung.api.argument_names import in_arguments, in_typed_names, known_arguments
 from farflung.api.arguments import (
     OptimizerFactory,
     Schedule,
@@ -55,6 +55,7 @@ Scored = Callable[[Any, Any], Any]
 Metrics = str | Sequence[str] | Mapping[str, Scored]
 
 
+@known_arguments
 def train(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     data: BatchFunction | Iterable[Any] | None = None,
@@ -126,7 +127,7 @@ def train(
         on_step: one more callback of each step.
         workers: without a ticket, how many threads of this process train (default 3). With a ticket, how many workers take part
             (default: all that are idle).
-        ticket: a broker's submit ticket.
+        ticket: a broker's submit ticket, or ``"@FILE"``.
         topology: without a ticket, devices and links to plan for; each device is a thread of this process.
         planner: decides which operators run where; a name or a ``PlanSpec``.
         codec: compresses values on links; a name or a ``CodecSpec``.

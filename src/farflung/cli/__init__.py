@@ -10,7 +10,7 @@
 - ``options``: options that several commands have, and the checks of their values.
 - ``home``: the folders and tickets of this machine.
 - ``broker_connection``: how a command reaches the broker.
-- ``ticket_argument``: a ticket as a user writes it. ``waiting_reason``: what a waiting run waits for.
+- ``waiting_reason``: what a waiting run waits for.
 - ``completion``: what the Tab key of a shell completes.
 """
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.cli.home import broker_folder, client_name, own_key, ticket_file
-from farflung.cli.ticket_argument import parse_ticket
 from farflung.client.control import ControlClient
 from farflung.errors import DiskFull, FarflungError, InputError
 from farflung.security import Ticket, new_key
+from farflung.security.ticket_argument import parse_ticket
 from farflung.worker.membership import Membership, join
 
 if TYPE_CHECKING:

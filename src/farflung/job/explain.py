@@ -28,7 +28,7 @@ _KINDS = {
     "finite_number": "a finite number",
 }
 #: Values that no job file may have: a call of ``train`` with a function sets them.
-_UNWRITTEN = ("'values'", "'captured'")
+_UNWRITTEN = ("'values'", "'captured'", "'caller'")
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),

@@ -176,15 +176,18 @@ class Attempts:
 
     # -- what members cause -------------------------------------------------------------------------------------------
 
-    def lose(self, run: Run, cause: str, kind: str = TRAINING_ERROR) -> list[Command]:
-        """The attempt has lost a worker, or its process: begin the next one with all present, unless that happened too often."""
+    def lose(self, run: Run, cause: str, kind: str = TRAINING_ERROR, *, gone: bool = True) -> list[Command]:
+        """The attempt has lost a worker, or its process: begin the next one with all present, unless that happened too often.
+
+        ``gone``: the worker has left; otherwise only this run continues without it.
+        """
         if run.stopping:
             return [*self._abort(run, cause), *self.finish(run, RunState.STOPPED)]
         if run.lost >= run.recoveries:
             often = f" ({run.lost} recoveries without a new step came before)" if run.lost else ""
             return self.fail(run, RunFailed(run=run.run, cause=cause + often, kind=kind))
         run.lost += 1
-        return self._drop(run, RecoverRun(run=run.run, cause=cause))
+        return self._drop(run, RecoverRun(run=run.run, cause=cause, replaced=not gone))
 
     def leave_out(self, run: Run, cause: str) -> list[Command]:
         """A worker wants to leave, or to be left out for a while. That is no loss."""

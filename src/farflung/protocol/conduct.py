@@ -49,15 +49,21 @@ class Conduct:
             run.lacking -= event.outvoted_by
             if self._continues_without(run, event.name):
                 run.lacking.add(event.name)
-                return self._attempts.lose(run, f"worker {event.name} is replaced: {event.cause}")
+                return self._replace(run, event.name, event)
         culprit, text = self._blame(run, event)
         if text:
             return self._attempts.fail(run, replace(event, cause=text))
         if run.state is RunState.PREPARING and event.kind == DATA_ERROR:  # a machine without a file is as good as before
             run.lacking.add(culprit)
-            return self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")
+            return self._replace(run, culprit, event)
         self._state.standing.offend(culprit, Offense(f"it failed: {event.cause}", LAST, source=run.source))
-        return [self._judged(run.run, culprit), *self._attempts.lose(run, f"worker {culprit} is replaced: {event.cause}")]
+        return [self._judged(run.run, culprit), *self._replace(run, culprit, event)]
+
+    def _replace(self, run: Run, culprit: str, event: RunFailed) -> list[Command]:
+        """Continue without the worker ``culprit``, which has joined still. The cause is a text of the machine that reports it."""
+        reporter = "it" if event.name == culprit else f"worker {event.name}"
+        cause = f"worker {culprit} is replaced, because {reporter} reports: {event.cause}"
+        return self._attempts.lose(run, cause, gone=False)
 
     def _blame(self, run: Run, event: RunFailed) -> tuple[str, str]:
         """Return who is to blame for the failure that ``event.name`` reports; if that ends the run, the cause.

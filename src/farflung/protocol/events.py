@@ -441,12 +441,14 @@ class RecoverRun:
     """The run's attempt is over because of ``cause``; the next one begins when there are workers for it.
 
     ``migrated``: it ended between two steps, and nothing is repeated. ``better``: nobody is lost, there is a better plan.
+    ``replaced``: nobody is lost, the run continues without a worker that failed.
     """
 
     run: str
     cause: str
     migrated: bool = False
     better: bool = False
+    replaced: bool = False
 
     @property
     def then(self) -> str:
@@ -458,7 +460,7 @@ class RecoverRun:
     @property
     def text(self) -> str:
         """What happened, and how the run continues."""
-        return f"{'' if self.migrated or self.better else 'lost: '}{self.cause}; {self.then}"
+        return f"{'' if self.migrated or self.better or self.replaced else 'lost: '}{self.cause}; {self.then}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

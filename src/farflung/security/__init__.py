@@ -1,6 +1,7 @@
 """Who may join and who sends: join tickets, certificates, pinned first contact.
 
-- ``tickets``: join tickets. ``certificates``: keys and certificates. ``pinning``: the first contact with a broker.
+- ``tickets``: join tickets. ``ticket_argument``: a ticket as a user writes it.
+- ``certificates``: keys and certificates. ``pinning``: the first contact with a broker.
 - ``authority``: issues certificates. ``ticket_book``, ``name_book``: issued tickets and names; ``book``: their files.
 - ``audit_log``: who did what. ``files``: private files. ``user_home``: the user's folder.
 

@@ -127,7 +127,8 @@ class PriceTable:
         try:
             body = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"cannot read the price file {path}: {error}; give the path of a TOML file") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot read the price file {path}: {reason}; give the path of a TOML file") from None
         return _table(body, str(path))
 
 

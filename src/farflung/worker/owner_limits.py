@@ -125,10 +125,11 @@ class OwnerLimitsFile:
             found.change(pid=os.getpid())
             return found
 
-    def end(self) -> None:
-        """This process is the worker no more."""
+    def end(self, before: OwnerLimits | None = None) -> None:
+        """This process is the worker no more. ``before``: limits to store again, because this worker never joined."""
+        again = {} if before is None else {key: getattr(before, key) for key in ("hours", "memory", "bandwidth")}
         with suppress(DiskFull, InputError):  # the process's number is checked by whoever reads it
-            self.change(pid=0, parting="")
+            self.change(pid=0, parting="", **again)
 
     @property
     def _belongs_to_another(self) -> bool:

@@ -34,7 +34,7 @@ RULE = r"must return a tuple of tensors or arrays in the order of the module's f
         (
             (X,),
             InputError,
-            r"batch_fn\(0, 0\) returned 1 values \(value 0\), and Model\.forward takes x, y: missing a required argument: 'y'",
+            r"batch_fn\(0, 0\) returned 1 value \(value 0\), and Model\.forward takes x, y: missing a required argument: 'y'",
         ),
         ((X, Y, Y), InputError, r"returned 3 values \(value 0, value 1, value 2\), and Model\.forward takes x, y: too many"),
         ({"x": X, "z": Y}, InputError, r"returned 2 values \(x, z\), and Model\.forward takes x, y: missing a required .*'y'"),

@@ -69,6 +69,10 @@ def test_a_plan_is_adapted_where_it_can_be(graph: Graph, plan: Plan) -> None:
     assert smaller is not None
     assert {link.activations.name for link in smaller.links} == {"int8"}
     assert smaller.stages == plan.stages
+    for name in ("auto", "adatopk"):
+        weighed = adapted(graph, plan, BASE, Choices(codec=name).job(JOB))
+        assert weighed is not None
+        assert "identity" not in {link.activations.name for link in weighed.links}, name
     more = adapted(graph, plan, BASE, Choices(micro_batches=8).job(JOB))
     assert more is not None
     assert len(more.micro_batch_sizes) == 8

@@ -221,7 +221,7 @@ def test_a_worker_whose_data_hang_is_replaced(home: Path, monkeypatch: pytest.Mo
         finally:
             hanging.over.set()
     cause = f"micro-batch 0 of step 1 has not come within 6.00 s from the data folder {home}: "
-    assert any(text.startswith(f"lost: worker a is replaced: {cause}") for text in texts), texts
+    assert any(text.startswith(f"worker a is replaced, because it reports: {cause}") for text in texts), texts
     judged = [text for text in texts if f"since it failed: {cause}" in text]
     assert [text.split(" since ")[0] for text in judged] == ["worker a is planned last,"], texts
 

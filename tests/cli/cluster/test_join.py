@@ -138,6 +138,15 @@ def test_a_disk_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
+def test_more_memory_than_the_machine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    says = r"--memory 9000 TB: this machine has [\d.]+ GB of memory; "
+    for words in (("--device", "cpu"), ("--devices", "cpu,cpu")):
+        assert re.fullmatch(rf"farflung: {says}offer less", refused(capsys, tmp_path, "--memory", "9000 TB", *words))
+    with pytest.raises(SystemExit):  # an accelerator could have it
+        main(["join", TICKET, "--name", "attic", "--data", str(tmp_path), "--memory", "9000 TB", "--retry", "0 s"])
+    assert re.match(rf"{says}on the CPU, this worker offers that much\n", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [

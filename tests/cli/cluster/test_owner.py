@@ -302,3 +302,13 @@ def test_a_worker_that_joins_says_its_stored_limits_and_the_commands_that_change
     assert out.splitlines()[0] == (
         "attic: paused, memory 4 GB; farflung resume ends the pause, and farflung limit changes the limits"
     )
+
+
+def test_limits_of_a_join_that_fails_are_not_stored(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = OwnerLimitsFile(home / "home" / "members", "attic")
+    before = stored.change(memory=4e9)
+    given = ("--memory", "1 GB", "--bandwidth", "20 Mbit/s", "--hours", "22:00-07:00")
+    code, out, _ = run(capsys, "join", str(TICKET), "--name", "attic", "--retry", "0 s", *given)
+    assert code != 0
+    assert out.startswith("attic: works from 22:00 to 07:00, memory 1 GB, sends at most 20 Mbit/s; ")
+    assert stored.read() == before

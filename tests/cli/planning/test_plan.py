@@ -96,6 +96,17 @@ def test_limits_hold_for_any_planner(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "limits.unreliable" in err
 
 
+def test_a_codec_instead_of_that_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    base: list[str | Path] = ["plan", job, "--topology", TOPOLOGY, "--planner", "equal_number"]
+    code, out, _ = run([*base, "--codec", "int8", "--json"], capsys)
+    assert (code, json.loads(out)["job"]["codec"]["name"]) == (0, "int8")
+    code, _, err = run([*base, "--codec", "itn8"], capsys)
+    assert code == 2
+    assert "codec.name = 'itn8' is unknown: did you mean 'int8'?" in err
+
+
 def test_unknown_engines_are_refused_and_unstated_ones_are_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB)

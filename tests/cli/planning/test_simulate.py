@@ -128,7 +128,10 @@ def test_options_are_read_before_the_model(
         (("--steps", "0"), "setting steps must be from 1"),
         (("--jitter", "-1"), "jitter of compute must be from 0 (none) to 5, got -1"),
         (("--mtbf", "abc"), "--mtbf: cannot read 'abc' as a duration"),
-        (("--prices", "gone.toml"), "cannot read the price file gone.toml"),
+        (
+            ("--prices", "gone.toml"),
+            "cannot read the price file gone.toml: No such file or directory; give the path of a TOML file",
+        ),
     ):
         code, _, err = run(["simulate", plan, "--job", job, "--topology", "homogeneous-2", *options], capsys)
         assert code == 2

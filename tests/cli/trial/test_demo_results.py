@@ -83,10 +83,28 @@ def test_runs_that_were_cut_off_decide_nothing() -> None:
 def test_a_run_that_loses_a_worker_is_not_stopped_before_its_least_steps() -> None:
     asked: list[str] = []
     client: Any = SimpleNamespace(stop=asked.append)
-    guard = demo.TimeLimit(client, "run-1", 1.0, lambda: None, 3)
+    guard = demo.TimeLimit(client, "run-1", 1.0, lambda: None, range(3, 9))
     for record in made("int4", [5.0, 4.0, 3.0, 2.0], 2.0, 1000).steps:
         guard.on_step(record)
         assert asked == (["run-1"] if record.step >= 2 else [])
+
+
+def test_a_run_that_has_made_its_last_step_is_not_stopped() -> None:
+    asked: list[str] = []
+    client: Any = SimpleNamespace(stop=asked.append)
+    guard = demo.TimeLimit(client, "run-1", 3.0, lambda: None, range(1, 2))
+    for record in made("int4", [5.0, 4.0], 2.0, 1000).steps:
+        guard.on_step(record)
+    assert (asked, guard.reached) == ([], False)
+
+
+def test_a_finished_run_writes_rather_than_a_longer_one_that_was_stopped() -> None:
+    runs = [
+        replace(made("dense", [5.0, 4.0], 1.0, 1000), result=RunResult(status="finished", steps=2, seconds=2.0)),
+        replace(made("adatopk", [5.0, 4.0, 3.0], 1.0, 20), result=RunResult(status="stopped", steps=3, seconds=3.0)),
+    ]
+    said = last_lines(compare(runs), runs, Path("report.html"), [Path("runs/dense"), Path("runs/adatopk")])
+    assert "farflung generate runs/dense --prompt" in said
 
 
 def test_without_a_common_loss_nothing_is_claimed() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from farflung.api.what_if.sources import preset_job
 from farflung.cluster import Topology
+from farflung.codecs import CODECS
 from farflung.errors import InputError
 from farflung.units import Bytes, BytesPerSecond, Seconds
 
@@ -24,6 +25,7 @@ from farflung.web.pages.what_if_scenario import (
     setting_fields,
     topology_choices,
 )
+from farflung.web.widgets.form import Choice
 
 BASE = Topology.preset("home-lab")
 JOB = preset_job("gpt-small")
@@ -102,6 +104,9 @@ def test_controls_show_the_topology_and_escape_its_names() -> None:
     assert 'value="20"' in str(link_rows(BASE)[0][3])
     names = {field.name for field in setting_fields(prices_of(None), samples=False)}
     assert "samples" not in names
+    codecs = next(field for field in setting_fields(prices_of(None), samples=False) if field.name == "codec")
+    assert isinstance(codecs, Choice)
+    assert {"auto", "adatopk", *CODECS} == {value for value, _ in codecs.options if value}
     assert all(Topology.preset(value.partition(":")[2]) for value, _ in topology_choices())
 
 

@@ -154,6 +154,29 @@ def test_the_error_of_codecs_is_drawn_although_it_is_measured_now_and_then(clust
         assert_clean(visitor, cluster)
 
 
+#: What the legend of the chart ``figure`` names, before and after its last line has lost its points; and the lines' colors.
+LEGEND = """async (figure) => {
+  const { echarts } = await import("nicegui-echart");
+  const chart = getElement(Number(figure.id.slice(1)));
+  const drawn = () => echarts.getInstanceByDom(figure.querySelector(".ff-chart > div")).getOption();
+  const before = drawn().legend[0].data;
+  chart.set(chart.points.map((points, i) => (i === chart.points.length - 1 ? [] : points)));
+  return [before, drawn().legend[0].data, drawn().series.map((one) => one.itemStyle.color)];
+}"""
+
+
+def test_a_legend_names_the_lines_that_have_points_and_their_colors_differ(cluster: Cluster, state: Any, browser: Any) -> None:
+    with visiting(browser, state=state) as visitor:
+        visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")
+        visitor.page.get_by_role("img", name=re.compile(r"^Loss, training .*, evaluation \d")).wait_for()
+        figure = visitor.page.locator("figure", has=visitor.page.get_by_role("img", name=re.compile("^Loss, training")))
+        before, after, colors = figure.evaluate(LEGEND)
+        assert before == ["training", "mean of 10 steps", "evaluation"]
+        assert after == ["training", "mean of 10 steps"]
+        assert len(set(colors)) == 3
+        assert_clean(visitor, cluster)
+
+
 def test_names_from_outside_are_text(cluster: Cluster, state: Any, browser: Any) -> None:
     with visiting(browser, state=state) as visitor:
         visitor.page.goto(f"{base(cluster)}/run/{cluster.run}")

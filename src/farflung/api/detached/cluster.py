@@ -22,7 +22,7 @@ from farflung.job import JobSpec, check_job, load_job, make_job
 from farflung.job.check import check_decided
 from farflung.messages.watching import Note, Planned, RecordLine, Result
 from farflung.plan import Plan
-from farflung.security import Ticket
+from farflung.security.ticket_argument import parse_ticket
 from farflung.security.user_home import own_key
 from farflung.telemetry.records import EvaluationRecord, Record, RecoveryRecord, RunResult, StepRecord, committed, read_record
 from farflung.units import Seconds
@@ -42,7 +42,7 @@ def connect(ticket: str) -> Cluster:
         SecurityError: the broker refuses the ticket.
         ConnectionLost: it does not answer.
     """
-    return Cluster(Client(join(Ticket.parse(ticket), name="notebook", role="client", key=own_key())))
+    return Cluster(Client(join(parse_ticket(ticket), name="notebook", role="client", key=own_key())))
 
 
 class Cluster:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -28,6 +29,7 @@ from farflung.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from farflung.launchers.clouds.spot_notices import SpotNotices
+    from farflung.worker.membership import Membership
     from farflung.worker.owner_limits import OwnerLimits
     from farflung.worker.reconnect import Service
 
@@ -99,7 +101,7 @@ def join(
     verbose: VerboseOption = False,
 ) -> None:
     """Join a broker as a worker. Ctrl-C leaves after the current step, a second Ctrl-C at once."""
-    from farflung.cli.ticket_argument import parse_ticket
+    from farflung.security.ticket_argument import parse_ticket
     from farflung.transports.descriptors import raise_descriptor_limit
     from farflung.worker import membership
     from farflung.worker.owner_limits import OwnerLimitsFile
@@ -136,17 +138,17 @@ def join(
     rate = None if bandwidth is None else float(quantity(BytesPerSecond, bandwidth, "--bandwidth"))
     _check_machine(options)
     limits = OwnerLimitsFile(members_folder(), name) if name else OwnerLimitsFile.claim(members_folder(), worker_name(key))
-    own, stored = limits.name, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate})
-    _tell_limits(own, stored)
-    writer = LogWriter()
-    say = _twofold_log(writer, own, verbose=verbose)
+    own, before, joined = limits.name, limits.read(), Event()
+    _tell_limits(own, limits.begin({"hours": hours, "memory": options.memory, "bandwidth": rate}))
+    say = _twofold_log(writer := LogWriter(), own, verbose=verbose)
     with ExitStack() as ending:
-        ending.callback(limits.end)
+        ending.callback(lambda: limits.end(None if joined.is_set() else before))
         ending.callback(writer.close)
         observation = ending.enter_context(closing(WorkerObservation(own, metrics, say)))
         activity = Activity(terminal(), say)
+        kept = members_folder() / f"{own}.certificate"
         serving = Service(
-            lambda: membership.join(invitation, name=own, role="worker", key=key, kept=members_folder() / f"{own}.certificate"),
+            lambda: _entered(joined, membership.join(invitation, name=own, role="worker", key=key, kept=kept)),
             options,
             say,
             limits,
@@ -160,6 +162,12 @@ def join(
             writer.write(worker_log(own), f"ended: {error}")
             raise
     typer.echo(f"{own}: left")
+
+
+def _entered(joined: Event, member: Membership) -> Membership:
+    """Return ``member``; from now on the limits of the command line stay stored."""
+    joined.set()
+    return member
 
 
 def _check_name(name: str | None) -> None:
@@ -180,7 +188,7 @@ def _check_machine(options: WorkerOptions) -> None:
     """See that this machine has what ``options`` name, before the broker is called and PyTorch is loaded.
 
     Raises:
-        InputError: a device is missing, the address can't be listened at, or the disk can't be used.
+        InputError: a device is missing, the address can't be listened at, the disk can't be used, or a CPU lacks the memory.
     """
     from farflung.transports.tcp.sockets import open_server
     from farflung.worker.links.second_address import listening_address
@@ -190,12 +198,30 @@ def _check_machine(options: WorkerOptions) -> None:
             from farflung.engines.devices import require_device  # here: it loads the engines' packages
 
             require_device(device)
+    if options.memory is not None:
+        _check_memory(options.memory, options.devices or (options.device,))
     if options.listen:
         open_server(listening_address(options, "")).close()
     if options.disk:
         from farflung.engines.state_file import DiskSpace  # here: as above
 
         DiskSpace(options.disk_folder, int(options.disk)).check()
+
+
+def _check_memory(memory: float, devices: tuple[str, ...]) -> None:
+    """See that this machine has ``memory`` bytes. An accelerator has its own memory, which is compared when it is opened.
+
+    Raises:
+        InputError: a CPU computes, and has less.
+    """
+    import psutil  # here: most workers name no memory
+
+    installed = float(psutil.virtual_memory().total)
+    text = f"--memory {Bytes(memory).written()}: this machine has {Bytes(installed).written(3)} of memory"
+    if memory > installed and set(devices) == {"cpu"}:
+        raise InputError(f"{text}; offer less")
+    if memory > installed and "auto" in devices:
+        typer.echo(f"{text}; on the CPU, this worker offers that much")
 
 
 def _twofold_log(writer: LogWriter, own: str, *, verbose: bool) -> Callable[[str], None]:

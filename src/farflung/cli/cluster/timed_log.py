@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-
-import typer
 
 from farflung.clock import date_text
 from farflung.foreign_text import printable
@@ -21,6 +20,8 @@ def timed_log(*, verbose: bool) -> Callable[[str], None]:
 
     def write(line: str) -> None:
         text = printable(line).replace("\n", "\n         ")
-        typer.echo(f"{date_text('%H:%M:%S')} {text}")
+        # not typer.echo: while a live line is shown, ``sys.stdout`` prints above it
+        sys.stdout.write(f"{date_text('%H:%M:%S')} {text}\n")
+        sys.stdout.flush()
 
     return write if verbose else without_details(write)

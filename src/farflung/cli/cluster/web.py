@@ -12,8 +12,8 @@ from farflung.cli.broker_connection import join_broker
 from farflung.cli.completion import complete_run
 from farflung.cli.home import broker_folder, run_folder
 from farflung.cli.options import HomeOption, JsonOption
-from farflung.cli.ticket_argument import parse_ticket
 from farflung.errors import InputError
+from farflung.security.ticket_argument import parse_ticket
 
 __all__ = ["register"]
 
@@ -55,6 +55,8 @@ def web(
 
     def announce(link: str, serving: bool) -> None:
         activity.end()
+        if listen is not None and not serving:
+            typer.echo(f"note: --listen {listen} has no effect, because a dashboard of this broker is open already", err=True)
         text = f"dashboard: {link}\nPress Ctrl-C to stop the dashboard." if serving else f"the dashboard of this broker: {link}"
         typer.echo(json.dumps({"link": link, "serving": serving}) if as_json else text)
 

@@ -65,6 +65,7 @@ def plan(
     ],
     topology: Annotated[str | None, typer.Option(help="Topology: a TOML file or a preset. A run has its own.")] = None,
     planner: Annotated[str | None, typer.Option(help="Planner (default: as in the job).")] = None,
+    codec: Annotated[str | None, typer.Option(help="Codec (default: as in the job).")] = None,
     explain: Annotated[
         bool, typer.Option("--explain/--no-explain", help="Also explain the bottleneck and compare alternatives.")
     ] = False,
@@ -98,7 +99,7 @@ def plan(
         to_write(draw)
     limits = {"exclude": exclude, "engines": engines, "stages": stages, "unreliable": unreliable, "data": data}
     limits = {key: value for key, value in limits.items() if value is not None}
-    case = _read_case(job, topology, planner, limits, running, home)
+    case = _read_case(job, topology, {"planner": planner, "codec": codec}, limits, running, home)
     spec = case.job
     if seconds and (spec.plan.planner != "auto" or case.planned_before):
         raise InputError("--seconds is for the planner auto: add --planner auto")
@@ -158,9 +159,14 @@ class _Case:
 
 
 def _read_case(
-    text: str, topology: str | None, planner: str | None, limits: Mapping[str, object], running: Path | None, home: Path | None
+    text: str,
+    topology: str | None,
+    names: Mapping[str, str | None],
+    limits: Mapping[str, object],
+    running: Path | None,
+    home: Path | None,
 ) -> _Case:
-    """Read the job file or the run ``text``.
+    """Read the job file or the run ``text``. ``names``: a planner and a codec instead of the job's.
 
     Raises:
         InputError: ``text`` is neither, or an option excludes another.
@@ -169,7 +175,7 @@ def _read_case(
 
     folder = find_run(text, home)
     if folder is not None:
-        given = {"--topology": topology, "--planner": planner, "--running": running}
+        given = {"--topology": topology, **{f"--{key}": name for key, name in names.items()}, "--running": running}
         wrong = [name for name, value in given.items() if value is not None] + [f"--{name}" for name in limits]
         if wrong:
             raise InputError(
@@ -179,9 +185,11 @@ def _read_case(
         bundle, place, plan = read_run(folder)
         return _Case(job=bundle.job, source=bundle, topology=place, planned_before=plan)
     spec = load_job(text)
-    if planner is not None:
+    if (planner := names["planner"]) is not None:
         _check_planner(planner)
         spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"planner": planner})})
+    if (codec := names["codec"]) is not None:
+        spec = make_job(spec.model_dump() | {"codec": spec.codec.model_dump() | {"name": codec}}, source="--codec")
     if topology is None:
         raise InputError(_no_topology(home))
     chosen = read_topology(topology)

@@ -208,7 +208,7 @@ class _Demo:
         say(self._console, f"\n{index + 1} of {len(runs)}: {run.label}, {counted(run.steps, 'step')}{bound}", "bold")
         folder = Path(client.submit(bundle)["folder"])
         view = RunView(run.label, plan=index == 0)
-        with TimeLimit(client, bundle.run, limit * run.patience, self._children.check, run.least) as guard:
+        with TimeLimit(client, bundle.run, limit * run.patience, self._children.check, range(run.least, run.steps)) as guard:
 
             def on_step(record: StepRecord) -> None:
                 guard.on_step(record)
@@ -218,7 +218,12 @@ class _Demo:
             result = show_run(client, bundle.run, console=self._console, view=view, on_step=on_step)
         self._children.check()  # a run that waits for a worker that is dead was ended for that
         if guard.reached:
-            say(self._console, f"its time was up: {Seconds(limit * run.patience)}, its share of the demo; that is why it stopped")
+            share = (
+                f"its share of the demo, {Seconds(limit * run.patience)}, was over"
+                if limit
+                else "the demo had no time left for it"
+            )
+            say(self._console, f"{run.label} stopped before its last step, because {share}")
         self._step_seconds.append(view.usual)
         return _Done(run.label, folder, result)
 
@@ -257,13 +262,13 @@ class _Demo:
 class TimeLimit:
     """Ends a run that takes too long: after a step when ``seconds`` have passed, at once when even that does not come.
 
-    ``least``: steps that the run makes in any case.
+    ``between``: the numbers of completed steps after which the run may be stopped; after its last step it ends by itself.
 
     Also one that waits for a process that has died: ``alive`` raises then. (If the run has begun, the broker ends it itself.)
     """
 
-    def __init__(self, client: Client, run: str, seconds: float, alive: Callable[[], None], least: int) -> None:
-        self._client, self._run, self._seconds, self._alive, self._least = client, run, seconds, alive, least
+    def __init__(self, client: Client, run: str, seconds: float, alive: Callable[[], None], between: range) -> None:
+        self._client, self._run, self._seconds, self._alive, self._between = client, run, seconds, alive, between
         self.reached = False
         self._over = threading.Event()
         self._threads = ThreadGroup()
@@ -282,7 +287,7 @@ class TimeLimit:
 
     def on_step(self, record: StepRecord) -> None:
         """Ask for the end when the time is over."""
-        if record.elapsed > self._seconds and record.step + 1 >= self._least and not self.reached:
+        if record.elapsed > self._seconds and record.step + 1 in self._between and not self.reached:
             self.reached = True
             self._client.stop(self._run)
 

@@ -63,7 +63,8 @@ def last_lines(comparison: Comparison, runs: Sequence[Run], page: Path, folders:
 
     ``page`` is the report that compares the runs, which are in ``folders``.
     """
-    _, folder = max(zip(runs, folders, strict=True), key=lambda one: len(one[0].steps))
+    ended = [run.result is None or run.result.status != "stopped" for run in runs]
+    *_, folder = max(zip(ended, map(len, (run.steps for run in runs)), folders, strict=True), key=lambda one: one[:2])
     workers = counted(len(runs[0].plan.devices), "worker process", "worker processes")
     lines = [f"- {workers} trained the same model {len(runs)} times over a slow link, each time with another codec."]
     best, first = best_of(comparison), comparison.outcomes[0] if comparison.outcomes else None

@@ -17,6 +17,7 @@ from farflung.frontends.torch.capture import capture
 from farflung.frontends.torch.model_warnings import shown_warnings
 from farflung.frontends.torch.recorder import Recording, record, record_initializers
 from farflung.graph.ir import Graph, StateKind
+from farflung.units import counted
 
 __all__ = [
     "Example",
@@ -205,7 +206,7 @@ def _arguments(module: nn.Module, example: Any, origin: str) -> dict[str, Any]:
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "nothing"
         raise InputError(
-            f"{origin} returned {len(named)} values ({', '.join(named)}), and {type(module).__name__}.forward takes "
+            f"{origin} returned {counted(len(named), 'value')} ({', '.join(named)}), and {type(module).__name__}.forward takes "
             f"{takes}: {error}; {_missing_loss(module, signature, example) or rule}"
         ) from None
     return {name: value for name, value in bound.arguments.items() if isinstance(value, (torch.Tensor, np.ndarray))}

@@ -96,13 +96,13 @@ class _RunPage:
         run, found = self._run, []
         with card("Loss", "half"):
             lines = [
-                (run, Line(name="training", color=0), column("loss")),
+                (run, Line(name="training", color=4), column("loss")),
                 (run, Line(name="mean of 10 steps", color=0), smooth("loss")),
             ]
             found.append(RunChart("Loss", lines, evaluations=[run]))
         with card("Step time", "half", "Measured against the plan's prediction."):
             lines = [
-                (run, Line(name="measured", color=0), column("seconds")),
+                (run, Line(name="measured", color=4), column("seconds")),
                 (run, Line(name="mean of 10 steps", color=0), smooth("seconds")),
                 (run, Line(name="predicted", color=1, dashed=True), column("predicted")),
             ]

@@ -14,6 +14,7 @@ from farflung.codecs import CODECS
 from farflung.errors import InputError
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
+from farflung.plan.codec_choice.compression import PLANNED
 from farflung.planners import planner_names
 from farflung.simulator import PriceTable
 from farflung.sync import STRATEGIES
@@ -113,7 +114,7 @@ def job_fields(runs: list[tuple[str, str]], *, own: bool, measured: bool) -> lis
 def setting_fields(prices: PriceTable, *, samples: bool) -> list[Field]:
     """Return the fields of links, settings and prices. ``samples``: whether the size of micro-batches can change."""
     planners = [(name, name) for name in planner_names()]
-    codecs = [(name, name) for name in CODECS]
+    codecs = [(name, name) for name in sorted({*PLANNED, *CODECS})]
     strategies = [(name, name) for name in ("exact", *STRATEGIES)]
     size = [Number(name="samples", label="Samples per micro-batch", hint="as in the job", low=1)] if samples else []
     return [

@@ -100,7 +100,9 @@ export default {
       if (!this.chart) return;
       const option = this.option ? this.themed(this.option) : anew ? this.lines() : null;
       if (option) this.chart.setOption(option, { notMerge: anew });
-      if (!this.option) this.chart.setOption({ series: this.points.map((data) => ({ data })) });
+      if (this.option) return;
+      const shown = this.spec.series.filter((_, i) => this.points[i]?.length); // lines without points are not in the legend
+      this.chart.setOption({ legend: { data: shown.map((one) => one.name) }, series: this.points.map((data) => ({ data })) });
     },
     // Colors in an option are names of style variables, such as "--c0".
     themed(value) {

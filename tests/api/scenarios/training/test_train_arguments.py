@@ -232,7 +232,7 @@ def test_functions_of_an_evaluation(functions: dict[str, Any], text: str) -> Non
 
 
 def test_an_evaluation_that_returns_something_else() -> None:
-    with pytest.raises(InputError, match=r"^Evaluation\.batch_fn\(0\) returned 1 values .*forward takes x, y"):
+    with pytest.raises(InputError, match=r"^Evaluation\.batch_fn\(0\) returned 1 value .*forward takes x, y"):
         trained(evaluation=Evaluation(batch_fn=lambda index: batch(0, 0)[:1]))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from farflung.errors import InputError
-from farflung.security import Ticket
 from farflung.security.files import read_private
+from farflung.security.tickets import Ticket
 
 __all__ = ["parse_ticket"]
 

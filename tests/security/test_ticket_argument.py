@@ -5,13 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+import farflung
 from farflung.cli import broker_connection
-from farflung.cli.ticket_argument import parse_ticket
 from farflung.errors import InputError, SecurityError
 from farflung.security import Ticket
+from farflung.security.ticket_argument import parse_ticket
 
 TICKET = Ticket(scope="submit", addresses=("127.0.0.1:9",), fingerprint=bytes(32), ticket_id="t1", secret=bytes(16), expires=4e9)
+
+
+class Net(torch.nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x)
+        return found.mean()
 
 
 @pytest.mark.parametrize("sign", ["@", ""])
@@ -38,3 +52,11 @@ def test_a_file_that_others_can_read(tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(SecurityError, match=f"run: chmod 600 {file}"):
         parse_ticket(f"@{file}")
+
+
+def test_python_callers_name_a_file_too() -> None:
+    missing = "there is no file 'nowhere' that could hold a ticket"
+    with pytest.raises(InputError, match=missing):
+        farflung.connect("@nowhere")
+    with pytest.raises(InputError, match=missing):
+        farflung.train(Net, lambda step, micro_batch: (torch.ones(2, 3),), steps=1, ticket="@nowhere")
