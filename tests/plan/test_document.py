@@ -38,7 +38,7 @@ def test_any_plan_reads_back_equal(sizes, data):
             device=data.draw(st.text(min_size=1)),
             recompute=data.draw(st.booleans()),
             offload=data.draw(st.sampled_from(("none", "optimizer"))),
-            shard=data.draw(st.sampled_from(("none", "parameters"))),
+            shard=data.draw(st.sampled_from(("none", "parameters", "tensor"))),
         )
         for i in range(len(sizes))
     )
@@ -53,7 +53,7 @@ def test_any_plan_reads_back_equal(sizes, data):
         (("stages", 0, "device"), 7, r"stages\[0\].device: must be text, got 7"),
         (("stages", 1, "recompute"), 1, r"stages\[1\].recompute: must be true or false, got 1"),
         (("stages", 1, "offload"), "all", r"stages\[1\].offload: must be 'optimizer', or left out, got 'all'"),
-        (("stages", 1, "shard"), "all", r"stages\[1\].shard: must be 'parameters', or left out, got 'all'"),
+        (("stages", 1, "shard"), "all", r"stages\[1\].shard: must be 'parameters', 'tensor', or left out, got 'all'"),
         (("links", 0, "activations"), {"name": "topk"}, r"links\[0\].activations: must be an object with the keys name, params"),
         (("links", 0, "gradients", "params"), {"x": [1]}, r"gradients.params.x: must be a number or text"),
         (("micro_batch_sizes", 0), 0, r"micro_batch_sizes: must be a whole number of at least 1, got 0"),

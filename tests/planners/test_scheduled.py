@@ -226,6 +226,76 @@ def test_a_device_that_is_no_site_has_whole_parameters():
         get_planner("op_fence").plan(wide(), sited(1e12, count=0), job=sharding("parameters"))
 
 
+def pairs(layers=STAGES):
+    """Two products with an activation between them, in each layer."""
+    builder = GraphBuilder("pairs")
+    value = builder.input("x", "float32", (ROWS, WIDTH))
+    for i in range(layers):
+        value = builder.add(f"up{i}", "Linear", value, in_features=WIDTH, out_features=4 * WIDTH)
+        value = builder.add(f"act{i}", "ReLU", value)
+        value = builder.add(f"down{i}", "Linear", value, in_features=4 * WIDTH, out_features=WIDTH)
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, WIDTH)))
+    return builder.build()
+
+
+def test_ranks_that_compute_together_need_no_groups():
+    job = sharding("tensor", "equal_number")
+    plan = get_planner("equal_number").plan(pairs(), sited(1e12, count=2), job=job)
+    assert [stage.shard for stage in plan.stages] == ["tensor", "tensor", "none", "none"]
+    assert plan.schedule == "1f1b"
+    whole = estimate(pairs(), replace(plan, stages=[replace(one, shard="none") for one in plan.stages]), sited(1e12), job)
+    assert estimate(pairs(), plan, sited(1e12, count=2), job).devices[0].memory_bytes < 0.8 * whole.devices[0].memory_bytes
+
+
+def normed(layers=STAGES):
+    """Each product is followed by a norm, which needs all features."""
+    builder = GraphBuilder("normed")
+    value = builder.input("x", "float32", (ROWS, WIDTH))
+    for i in range(layers):
+        value = builder.add(f"fc{i}", "Linear", value, in_features=WIDTH, out_features=WIDTH)
+        value = builder.add(f"norm{i}", "LayerNorm", value, normalized_shape=[WIDTH])
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, WIDTH)))
+    return builder.build()
+
+
+def test_a_stage_of_which_ranks_divide_nothing_has_groups():
+    """The first half of the model has pairs of products, and the second half has norms."""
+    builder = GraphBuilder("mixed")
+    value = builder.input("x", "float32", (ROWS, WIDTH))
+    for i in range(2):
+        value = builder.add(f"up{i}", "Linear", value, in_features=WIDTH, out_features=WIDTH)
+        value = builder.add(f"down{i}", "Linear", value, in_features=WIDTH, out_features=WIDTH)
+    for i in range(4):
+        value = builder.add(f"norm{i}", "LayerNorm", value, normalized_shape=[WIDTH])
+    builder.add("loss", "MSELoss", value, builder.label("y", "float32", (ROWS, WIDTH)))
+    model = builder.build()
+    topology = Topology.preset("homogeneous-2")
+    topology = topology.with_devices([replace(one, ranks=2, memory=Bytes(1e12)) for one in topology.devices])
+    plan = get_planner("equal_number").plan(model, topology, job=sharding("tensor", "equal_number"))
+    assert [stage.shard for stage in plan.stages] == ["tensor", "none"]
+    assert plan.schedule == "1f1b@2"
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "count", "text"),
+    [
+        (normed, {}, STAGES, "the ranks of no site can divide a layer of this model"),
+        (pairs, {}, 0, 'plan.shard = "tensor", and no worker is a site'),
+        (pairs, {"name": "muon"}, STAGES, "needs an optimizer that updates each element alone"),
+        (pairs, {"state": "8bit"}, STAGES, "needs an optimizer that updates each element alone"),
+        (pairs, {"update": "stochastic"}, STAGES, "needs an optimizer that updates each element alone"),
+        (pairs, {}, STAGES, "verify.share compares the bits of replicas"),
+    ],
+)
+def test_ranks_cannot_compute_everything_together(model, optimizer, count, text):
+    job = sharding("tensor", "equal_number")
+    job = job.model_copy(update={"optimizer": OptimizerSpec.model_validate({"name": "adamw", **optimizer})})
+    if text.startswith("verify"):
+        job = job.model_copy(update={"verify": job.verify.model_copy(update={"share": 0.1})})
+    with pytest.raises(PlanError, match=text):
+        get_planner("equal_number").plan(model(), sited(1e12, count=count), job=job)
+
+
 def test_a_model_that_does_not_fit_in_parts_either_is_refused():
     with pytest.raises(PlanError, match=r"with parameters divided among ranks: device .* lacks"):
         get_planner("equal_number").plan(wide(), sited(0.5 * memory_of_sites("parameters")), job=sharding(planner="equal_number"))

@@ -53,6 +53,7 @@ class EngineSettings:
     ``any_order``: the ranks of a site may add gradients in another order than the job's.
     ``offload``: where optimizer states are between updates (None: in memory).
     ``sharded``: each rank of a site has a part of the parameters, and gathers those of a block before it computes.
+    ``tensor``: the ranks of a site compute each micro-batch together (``graph.tensor_parallel``).
     ``part_ends``: the micro-batches before which ``StageRunner.close_part`` or ``take_gradients`` will end a part of the sum.
     """
 
@@ -67,6 +68,7 @@ class EngineSettings:
     any_order: bool = False
     offload: StateFile | None = field(default=None, compare=False)
     sharded: bool = False
+    tensor: bool = False
     part_ends: tuple[int, ...] = ()
 
 

@@ -6,7 +6,8 @@
 - ``shapes``: shapes of results. ``gradient``: backwards that a graph carries. ``weight_expressions``: first values of weights.
 - ``document``: the graph as JSON. ``validate``: the rules that every graph meets.
 - ``modules``: runs of one module. ``parameter_blocks``: parameters of a block. ``quantized_weights``: weights in 8 or 4 bits.
-- ``cut``: the part of one stage. ``drift``: where engines may differ. ``render``: a drawing.
+- ``cut``: the part of one stage. ``tensor_parallel``: how ranks divide it. ``drift``: where engines may differ.
+- ``render``: a drawing.
 """
 
 from farflung.graph.ir import Graph

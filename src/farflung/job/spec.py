@@ -202,7 +202,7 @@ class CodecSpec(Section):
 
 
 class PlanSpec(Section):
-    """Settings of the planner. None of them changes the result, except several replicas with a sync strategy."""
+    """Settings of the planner. Only `shard = "tensor"`, and several replicas with a sync strategy, change the result."""
 
     #: The planner.
     planner: str = "op_fence"
@@ -218,8 +218,9 @@ class PlanSpec(Section):
     #: Store optimizer states on the disks that workers offer, and read them for each update. `auto`: where memory requires it.
     offload: Literal["auto", "none", "optimizer"] = "auto"
     #: Divide the parameters of a stage among the ranks of its site, which collect those of a block before it computes. `auto`:
-    #: where memory requires it.
-    shard: Literal["auto", "none", "parameters"] = "auto"
+    #: where memory requires it. `tensor`: the ranks compute each micro-batch together (tensor parallelism). Results then differ
+    #: by rounding.
+    shard: Literal["auto", "none", "parameters", "tensor"] = "auto"
     #: The number of devices that share the micro-batches of each stage. With 1, some planners decide themselves.
     replicas: Count = 1
     #: Give unreliable workers no stage. They help the workers that have one, and may leave at any time.

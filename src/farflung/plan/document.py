@@ -136,8 +136,9 @@ def _stage(index: int, entry: object) -> Stage:
         raise _fail(f"{where}.recompute", "true or false", table["recompute"])
     if table.get("offload", "optimizer") != "optimizer":
         raise _fail(f"{where}.offload", "'optimizer', or left out", table["offload"])
-    if table.get("shard", "parameters") != "parameters":
-        raise _fail(f"{where}.shard", "'parameters', or left out", table["shard"])
+    shard = table.get("shard", "none")
+    if "shard" in extra and shard not in ("parameters", "tensor"):
+        raise _fail(f"{where}.shard", "'parameters', 'tensor', or left out", shard)
     return Stage(
         index=index,
         start=_count(table["start"], f"{where}.start", 0),
@@ -150,7 +151,7 @@ def _stage(index: int, entry: object) -> Stage:
         ),
         adds=_adds(f"{where}.adds", table["adds"]) if "adds" in extra else None,
         offload="optimizer" if "offload" in extra else "none",
-        shard="parameters" if "shard" in extra else "none",
+        shard=shard,
     )
 
 

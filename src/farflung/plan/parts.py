@@ -25,7 +25,7 @@ PLAN_VERSION = 2
 #: What a stage can have on a disk.
 Offload = Literal["none", "optimizer"]
 #: What the ranks of a site can divide.
-Shard = Literal["none", "parameters"]
+Shard = Literal["none", "parameters", "tensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Stage:
 
     ``recompute``: keep only the stage's inputs between forward and backward and run the forward again.
     ``offload``: what is on a disk while it is not needed: nothing, or the optimizer states.
-    ``shard``: what the ranks of a site divide beside optimizer states: nothing, or the parameters.
+    ``shard``: what the ranks of a site divide beside optimizer states: nothing, the parameters, or each micro-batch (``tensor``).
     ``replicas``: copies that share the micro-batches, in their order; the first is on ``device``, the stage's home, which
     speaks for it (checkpoints, norms, evaluation). Empty: the home computes all of them.
     ``adds``: how replicas sum their gradients (members by their place in ``replicas``); None: in the job's order.

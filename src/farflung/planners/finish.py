@@ -121,7 +121,7 @@ def with_recompute(problem: Problem, stages: tuple[Stage, ...], pieces: Sequence
     """
     wish, job = problem.job.plan.recompute, problem.job
     offload: Offload = "optimizer" if job.plan.offload == "optimizer" else "none"
-    shard: Shard = "parameters" if job.plan.shard == "parameters" else "none"
+    shard: Shard = "none" if job.plan.shard == "auto" else job.plan.shard
     stages = tuple(replace(stage, offload=offload, shard=shard) for stage in stages)
     if wish != "auto":
         return tuple(replace(stage, recompute=wish == "always") for stage in stages)

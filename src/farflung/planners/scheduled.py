@@ -8,6 +8,7 @@ is shorter by a fiftieth and fits. Cost: four estimates.
 A plan with sites goes through its micro-batches in groups, one micro-batch for each rank. A site counts as one device with the
 speed of its ranks together. Each rank has the parameters of the site's stages (``engines.site.runner``), so planners see the
 memory of one rank. If nothing fits, or the job says so, ranks divide the parameters. Then planners see the memory of all ranks.
+If the job says ``tensor``, ranks compute each micro-batch together. Only stages of which ranks can divide nothing have groups.
 Planners do not count what ranks exchange, nor groups in flight. A device on which a plan does not fit is shown smaller, and the
 planner plans again. At last, stages get whole parameters back, those with most bytes first, as long as the site has the memory.
 Cost: up to eight plans with whole parameters, and eight with divided ones.
@@ -21,14 +22,18 @@ an estimate for each stage.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from farflung.cluster import Topology
 from farflung.errors import PlanError
+from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
 from farflung.job.spec import JobSpec
-from farflung.plan import CostTables, Plan, check_memory, estimate
+from farflung.optim import needs_rules
+from farflung.plan import CostTables, Plan, Stage, check_memory, estimate
+from farflung.plan.estimation.tensor_costs import tensor_costs
 from farflung.planners.base import Evaluate, Judged, Planner
 from farflung.schedules import EAGER, grouped, read_group
 from farflung.units import Bytes
@@ -87,14 +92,17 @@ class Siting:
         """See ``Planner.plan``.
 
         Raises:
-            PlanError: nothing fits, or the job wants to divide parameters and there is no site.
+            PlanError: nothing fits, or the job wants to divide parameters or micro-batches, and there is no site, or no way.
         """
         job = job or JobSpec()
         wish, most = job.plan.shard, max(device.ranks for device in topology.devices)
-        if most == 1 and wish == "parameters":
-            raise PlanError('plan.shard = "parameters", and no worker is a site: join with --devices, or set plan.shard = "auto"')
+        if most == 1 and wish in ("parameters", "tensor"):
+            raise PlanError(f'plan.shard = "{wish}", and no worker is a site: join with --devices, or set plan.shard = "auto"')
         if most == 1:
             return self._planner.plan(graph, topology, job=_with(job, shard="none"))
+        if wish == "tensor":
+            _check_together(job)
+            return self._fitting(graph, topology, job, 1.0)
         if wish != "parameters":
             try:
                 return self._fitting(graph, topology, _with(job, shard="none"), 1.0 / most)
@@ -129,7 +137,11 @@ class Siting:
                     raise
                 memory = {name: math.sqrt(size * large[name]) for name, size in memory.items()}
                 continue
-            found = _in_groups(plan, topology)
+            found = _in_groups(plan, graph, topology)
+            if job.plan.shard == "tensor" and all(stage.shard == "none" for stage in found.stages):
+                raise PlanError(
+                    'plan.shard = "tensor", and the ranks of no site can divide a layer of this model: set plan.shard = "auto"'
+                )
             needs = estimate(graph, found, topology, job)
             try:
                 check_memory(needs, job)
@@ -144,13 +156,47 @@ class Siting:
         raise first
 
 
-def _in_groups(plan: Plan, topology: Topology) -> Plan:
-    """``plan`` with micro-batches in groups, one for each rank, and parameters divided on sites only."""
+def _in_groups(plan: Plan, graph: Graph, topology: Topology) -> Plan:
+    """``plan`` with micro-batches in groups, one for each rank, and parameters or micro-batches divided on sites only.
+
+    Ranks that compute each micro-batch together need no groups.
+    """
     ranks = {device.name: device.ranks for device in topology.devices}
     base, given = read_group(plan.schedule)  # a job may name a group, and so does one that keeps a running plan's schedule
-    count = math.lcm(given, *(ranks[device] for device in plan.devices))
     stages = tuple(one if any(ranks[device] > 1 for device in one.devices) else replace(one, shard="none") for one in plan.stages)
+    if any(stage.shard == "tensor" for stage in stages):
+        tables = CostTables.of(graph)
+        pieces = tables.cutter.cut(plan.bounds)
+        stages = tuple(_in_parts(stage, piece, tables, ranks) for stage, piece in zip(stages, pieces, strict=True))
+    count = math.lcm(given, *(ranks[device] for stage in stages if stage.shard != "tensor" for device in stage.devices))
     return replace(plan, stages=stages, schedule=grouped(base, min(count, len(plan.micro_batch_sizes))))
+
+
+def _in_parts(stage: Stage, piece: SubGraph, tables: CostTables, ranks: Mapping[str, int]) -> Stage:
+    """``stage``, whose ranks compute micro-batches together only if they can divide an operator on each site."""
+    counts = {ranks[device] for device in stage.devices if ranks[device] > 1}
+    divides = all(tensor_costs(tables, piece, count).division.summed for count in counts)
+    return stage if stage.shard != "tensor" or divides else replace(stage, shard="none")
+
+
+def _check_together(job: JobSpec) -> None:
+    """Check that ranks may compute micro-batches of ``job`` together.
+
+    The optimizer must update parts of parameters: the built-in ones update each element alone.
+
+    Raises:
+        PlanError: the optimizer may read whole parameters, or replicas compare their bits.
+    """
+    if job.verify.share > 0:
+        raise PlanError(
+            'plan.shard = "tensor" changes the rounding, and verify.share compares the bits of replicas: set one of them only'
+        )
+    optimizer = job.optimizer
+    if needs_rules(optimizer) or optimizer.rules or optimizer.update == "stochastic":
+        raise PlanError(
+            'plan.shard = "tensor" needs an optimizer that updates each element alone: use sgd or adamw without settings, '
+            'with state = "float32" and update = "plain" or "master", or set plan.shard = "auto"'
+        )
 
 
 class Offloading:

@@ -126,7 +126,7 @@ def test_the_whole_cause_of_a_lost_worker_is_shown(monkeypatch: pytest.MonkeyPat
 def test_one_run_is_shown_with_time_evaluation_and_checkpoint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {"seconds": 90.0, "evaluation": {"step": 4, "loss": 2.25}, "divided": [0, 2]}
+    found = {"seconds": 90.0, "evaluation": {"step": 4, "loss": 2.25}, "divided": [0, 2], "together": [1]}
     found["checkpoint"] = "/runs/run-1/checkpoints/4"
     for key, value in found.items():
         monkeypatch.setitem(RUNS[0], key, value)
@@ -135,6 +135,7 @@ def test_one_run_is_shown_with_time_evaluation_and_checkpoint(
         "  training time  1 min 30 s",
         "  evaluation     loss 2.2500 after step 4",
         "  sites          ranks divide the parameters of stages 0, 2",
+        "  sites          ranks compute each micro-batch of stage 1 together",
         "  checkpoint     /runs/run-1/checkpoints/4",
     ]
 

@@ -32,6 +32,9 @@ CHANGES: dict[str, Any] = {
     "optimizer": {"name": "adamw", "lr": 1e-2, "clip_norm": 0.5},
     "evaluate": {"every": 3, "batches": 1},
 }
+TOGETHER = {"shard": "tensor"}
+#: So many layers that each of two stages has whole ones.
+DEEPER = {"model": {"args": {**CHANGES["model"]["args"], "layers": 4}}}
 
 
 def alone(home: Path, **changes: Any) -> Finished:
@@ -121,6 +124,66 @@ def test_the_death_of_a_rank_costs_time_only(tmp_path: Path, rank: int, plan: di
     steps = {record.step: record.loss for record in found.steps}
     assert [steps[step] for step in range(STEPS)] == truth.losses
     assert same(truth.tensors(STEPS), found.tensors(STEPS)) == []
+
+
+def assert_close(found: Finished, truth: Finished, steps: int = STEPS) -> None:
+    """Losses and weights are equal to rounding."""
+    assert found.result.status == "finished", found.result.cause
+    by_step = {record.step: record.loss for record in found.steps}
+    assert [by_step[step] for step in range(steps)] == pytest.approx(truth.losses, rel=1e-4)
+    ours, theirs = found.tensors(steps), truth.tensors(steps)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if not np.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-3)] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "changes"),
+    [
+        pytest.param("a", {"steps": 50}, id="site, 50 steps", marks=pytest.mark.slow),
+        pytest.param("ab", {}, id="pipeline"),
+        pytest.param("ab", {"plan": {"replicas": 2}}, id="replicas", marks=pytest.mark.slow),
+        pytest.param("aB", {"plan": {"recompute": "always"}}, id="site and worker, recompute", marks=pytest.mark.slow),
+        pytest.param("ab", {"plan": {"schedule": "zb-h1"}}, id="split backward", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_compute_together_train_to_rounding(tmp_path: Path, names: str, changes: dict[str, Any]) -> None:
+    """With dropout, clipping, and micro-batches of two sizes."""
+    plan, steps = {**TOGETHER, **changes.get("plan", {})}, changes.get("steps", STEPS)
+    with sites(tmp_path, names) as cluster:
+        found = cluster.run(text_job(**CHANGES | DEEPER | {"plan": plan, "steps": steps}))
+        planned = next(frame for frame in found.frames if frame.kind == "planned")
+    truth = alone(tmp_path, **DEEPER, steps=steps)
+    made = plan_of(RunFolder(found.folder))
+    sited = {stage.shard for stage in made.stages if set(stage.devices) & set(names)}
+    assert sited == {"tensor"}
+    assert "@" not in made.schedule, "a micro-batch does not wait for others"
+    assert "ranks compute each micro-batch together: results differ by rounding" in str(planned.header["summary"])
+    assert_close(found, truth, steps)
+    assert [record.loss for record in found.evaluations] == pytest.approx([record.loss for record in truth.evaluations], rel=1e-4)
+
+
+def test_after_the_death_of_a_rank_that_computes_with_another(tmp_path: Path) -> None:
+    """Its run continues; one worker without ranks continues a checkpoint of it."""
+    changes = CHANGES | {"plan": TOGETHER, "checkpoint": {"every": 3}}
+    killed: list[int] = []
+    with sites(tmp_path, "a") as cluster:
+
+        def kill(run: str, record: Any) -> None:
+            if record.step == 1 and not killed:
+                victim = rank_processes(cluster.workers["a"])[1]
+                killed.append(victim.pid)
+                victim.kill()
+
+        found = cluster.run(text_job(**changes), on_record=kill)
+        said = "\n".join(cluster.said["a"])
+        cluster.add("b")
+        rested = cluster.run(rest(text_job(**CHANGES), f"{found.folder}/checkpoints/step-0000000003"))
+    truth = alone(tmp_path)
+    assert len(killed) == 1
+    assert "rank 1 of 2 died of SIGKILL" in said
+    assert_close(found, truth)
+    ours, theirs = rested.tensors(STEPS), truth.tensors(STEPS)
+    assert [name for name in theirs if not np.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-3)] == []
 
 
 class Sites(Patient):

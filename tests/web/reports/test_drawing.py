@@ -136,13 +136,15 @@ def test_sixty_four_devices_stay_readable(tmp_path: Path) -> None:
     assert (tmp_path / "plan.html").stat().st_size < 2_000_000
 
 
-def test_a_site_that_divides_parameters_says_so() -> None:
+def test_a_site_that_divides_parameters_or_micro_batches_says_so() -> None:
     network_ = network(2, 2)
     site, other = network_.devices
     found = drawing(network_.with_devices([replace(site, ranks=2), other]), JobSpec(micro_batch_sizes=(8,) * 4), 6)
-    plan = replace(found.plan, stages=(replace(found.plan.stages[0], shard="parameters"), found.plan.stages[1]))
+    first, second = found.plan.stages
+    plan = replace(found.plan, stages=(replace(first, shard="parameters"), replace(second, shard="tensor")))
     spots = scene_of_plan(plan, found.topology, found.estimate, found.simulation).spots
     assert ["ranks divide the parameters of stage" in spot.facts for spot in spots] == [True, False]
+    assert ["ranks compute each micro-batch of stage 1 together" in spot.facts for spot in spots] == [False, True]
 
 
 def test_hundreds_of_devices_are_drawn_as_regions_and_their_charts_cut() -> None:

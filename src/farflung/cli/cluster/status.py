@@ -157,6 +157,9 @@ def _show_run(name: str, runs: Sequence[Mapping[str, Any]], workers: Sequence[st
     if divided := found.get("divided"):
         stages = ", ".join(map(str, divided))
         _say(f"  sites          ranks divide the parameters of stage{'s' * (len(divided) > 1)} {stages}")
+    if together := found.get("together"):
+        stages = ", ".join(map(str, together))
+        _say(f"  sites          ranks compute each micro-batch of stage{'s' * (len(together) > 1)} {stages} together")
     if found.get("checkpoint"):
         _say(f"  checkpoint     {found['checkpoint']}")
 

@@ -126,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: Bytes of the file for optimizer states, which comes along (0: there is none).
     offload: int = 0
     sharded: bool = False
+    tensor: bool = False
     part_ends: tuple[int, ...] = ()
 
 

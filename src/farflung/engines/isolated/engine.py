@@ -100,6 +100,7 @@ class AttemptEngine(Exchange):
                     any_order=settings.any_order,
                     offload=0 if file is None else file.nbytes,
                     sharded=settings.sharded,
+                    tensor=settings.tensor,
                     part_ends=settings.part_ends,
                 ),
                 share=None if share is None else share.number,

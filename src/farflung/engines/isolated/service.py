@@ -127,6 +127,7 @@ class Service:
             any_order=given.any_order,
             offload=StateFile(self._files.pop(), given.offload) if given.offload else None,
             sharded=given.sharded,
+            tensor=given.tensor,
             part_ends=given.part_ends,
         )
         subgraph = SubGraph(

@@ -5,6 +5,7 @@ In the order in which a call passes through:
 - ``devices``: which devices the owner named (``farflung join --devices``).
 - ``engine``: ``SiteEngine`` is a worker's engine; ``SiteAttempt`` is that of one attempt, with its ranks.
 - ``runner``: a ``StageRunner`` of it; gives each rank micro-batches, and calls for sums and updates on all ranks.
+- ``tensor_runner``: another one, whose ranks compute each micro-batch together; ``parts``: what each rank has of an array.
 - ``rank``: the channel to one rank, on which a call can be begun before the answer of another rank is here.
 - ``shards``: which rank owns which parameter.
 

@@ -13,6 +13,7 @@ from farflung.engines.isolated.engine import IsolatedEngine, start_compute
 from farflung.engines.isolated.process import Deadlines, Zygote
 from farflung.engines.site.rank import Pending, RankEngine, wait_for_all
 from farflung.engines.site.runner import SiteRunner
+from farflung.engines.site.tensor_runner import TensorSiteRunner
 from farflung.errors import InputError, WireError
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph
@@ -85,10 +86,13 @@ class SiteAttempt:
                 f"the plan puts the optimizer states of stage {subgraph.stage} on a disk, and a site has them in memory: "
                 'set plan.offload = "none", or plan again'
             )
-        stages = []
+        opened = []
         for rank, (engine, device) in enumerate(zip(self.ranks, self._devices, strict=True)):
             of_rank = None if share is None else share.stages[rank].runner
-            stages.append(engine.runner(engine.open(subgraph, replace(settings, device=device), of_rank)))
+            opened.append(engine.open(subgraph, replace(settings, device=device), of_rank))
+        if isinstance(share, TensorSiteRunner) or (share is None and settings.tensor):
+            return TensorSiteRunner(opened, self.ranks, subgraph, settings, share)
+        stages = [engine.runner(runner) for engine, runner in zip(self.ranks, opened, strict=True)]
         return SiteRunner(stages, subgraph, settings, share, self._together)
 
     def verify(self, graph: Graph) -> None:

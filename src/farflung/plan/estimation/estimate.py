@@ -33,7 +33,7 @@ from farflung.plan.estimation.results import (
     SavingEstimate,
     StageEstimate,
 )
-from farflung.plan.estimation.site_costs import divides, rank_seconds, site_memory, site_pace
+from farflung.plan.estimation.site_costs import divides, rank_seconds, site_memory, site_pace, site_view, together
 from farflung.plan.estimation.stage_memory import exchange_memory, memory_of
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
@@ -180,11 +180,12 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
     stage, sub, tables = item.stage, item.piece, item.tables
     flying = item.unit.part.in_flight
     device = topology.device(item.unit.replica.device)
-    cost = tables.table(device.kind)
-    memory = site_memory(memory_of(cost, stage, sub, job, flying), tables, stage, sub, device)
-    pace = site_pace(device, sub, item.unit.replica.end - item.unit.replica.first)
+    view, part = site_view(tables, stage, sub, device)
+    cost = view.table(device.kind)
+    memory = site_memory(memory_of(cost, stage, part, job, flying), tables, stage, sub, device)
+    pace = site_pace(device, stage, sub, item.unit.replica.end - item.unit.replica.first)
     ranks = rank_seconds(tables, stage, sub, device, job)
-    sums = tables.sums(device.kind, sub)
+    sums, whole = view.sums(device.kind, part), tables.sums(device.kind, sub)
     forward, forward_calls, convolution = sums.forward, sums.forward_calls, sums.forward_convolution
     backward = sums.backward + (forward if stage.recompute else 0.0)
     backward_calls = sums.backward_calls + (forward_calls if stage.recompute else 0.0)
@@ -193,7 +194,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         backward, backward_calls, back_convolution = forward, forward_calls, convolution  # a second forward takes its place
     on_disk = float(file_bytes(job.optimizer, graph, sub.states)) if stage.offload == "optimizer" else 0.0
     moved = 2.0 * state_bytes(job.optimizer, graph, sub.states) if on_disk else 0.0  # read and written
-    updated = sums.trained * update_flops(job.optimizer, graph)
+    updated = whole.trained * update_flops(job.optimizer, graph)
     disk_seconds = moved / device.offload_rate if device.offload_rate else 0.0
     parts = memory.parts()
     if stage.replicas:
@@ -206,10 +207,10 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         start=stage.start,
         stop=stage.stop,
         operators=stage.stop - stage.start,
-        modules=sums.modules,
-        parameters=sums.parameters,
-        forward_flops=forward,
-        backward_flops=backward,
+        modules=whole.modules,
+        parameters=whole.parameters,
+        forward_flops=whole.forward,
+        backward_flops=backward if view is tables else whole.backward + (whole.forward if stage.recompute else 0.0),
         forward_seconds=pace
         * (_seconds(device, device.work(forward, convolution), forward_calls) + ranks.forward / device.ranks),
         backward_seconds=pace
@@ -221,9 +222,10 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         micro_batches=(item.unit.replica.first, item.unit.replica.end),
         memory=parts,
         memory_bytes=float(memory.total[0]) + parts.get("exchange", 0.0) + item.samples,
-        again_bytes=float(memory_of(cost, stage, sub, job, 0).activations[0]) if stage.recompute else 0.0,
+        again_bytes=float(memory_of(cost, stage, part, job, 0).activations[0]) if stage.recompute else 0.0,
         disk_bytes=on_disk,
         sharded_bytes=float(sum(graph.state[name].spec.nbytes for name in parameters_of(sub))) if divides(stage, device) else 0.0,
+        together=together(stage, device),
     )
 
 

@@ -17,9 +17,10 @@ from farflung.graph.cut import SubGraph
 from farflung.graph.parameter_blocks import gathered_bytes, holders, parameter_blocks, parameters_of
 from farflung.job.spec import JobSpec
 from farflung.plan.estimation.cost_tables import CostTables
+from farflung.plan.estimation.tensor_costs import tensor_costs
 from farflung.plan.model import Stage
 
-__all__ = ["RankSeconds", "divides", "rank_seconds", "site_memory", "site_pace"]
+__all__ = ["RankSeconds", "divides", "rank_seconds", "site_memory", "site_pace", "site_view", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ class _Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class RankSeconds:
-    """Seconds that the ranks of a site exchange, for a group of micro-batches (one on each rank) and for the update."""
+    """Seconds that the ranks of a site exchange, for a group of micro-batches (one on each rank) and for the update.
+
+    Ranks that compute micro-batches together have groups of one.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
@@ -57,9 +61,23 @@ def divides(stage: Stage, device: Device) -> bool:
     return stage.shard == "parameters" and device.ranks > 1
 
 
+def together(stage: Stage, device: Device) -> bool:
+    """Return whether the ranks of ``device`` compute each micro-batch of ``stage`` together."""
+    return stage.shard == "tensor" and device.ranks > 1
+
+
+def site_view(tables: CostTables, stage: Stage, sub: SubGraph, device: Device) -> tuple[CostTables, SubGraph]:
+    """Return what one rank of ``device`` computes for a micro-batch, and the tables of that."""
+    if not together(stage, device):
+        return tables, sub
+    found = tensor_costs(tables, sub, device.ranks)
+    return found.tables, found.sub
+
+
 def site_memory(memory: StageMemory, tables: CostTables, stage: Stage, sub: SubGraph, device: Device) -> StageMemory:
     """Return the memory of a stage on all ranks of a site together; activations are those of all micro-batches in flight.
 
+    ``memory``: of the stage, or if ranks compute together, of one rank (``site_view``).
     The sums of gradients and the optimizer states are there once. Usually each rank has the parameters, and the gradients of the
     micro-batch that it computed; while ranks add, all gradients but those of the own rank are in buffers of the sender and of
     the receiver. If ranks divide the parameters, each has its part, two blocks, and gradients of two blocks.
@@ -67,6 +85,8 @@ def site_memory(memory: StageMemory, tables: CostTables, stage: Stage, sub: SubG
     ranks = device.ranks
     if ranks == 1:
         return memory
+    if together(stage, device):
+        return tensor_costs(tables, sub, ranks).memory(memory)
     each = replace(memory, workspace=ranks * memory.workspace, messages=ranks * memory.messages, update=ranks * memory.update)
     if not divides(stage, device):
         copies = ranks + 1 + 2 * (ranks - 1)
@@ -82,9 +102,12 @@ def site_memory(memory: StageMemory, tables: CostTables, stage: Stage, sub: SubG
     )
 
 
-def site_pace(device: Device, sub: SubGraph, micro_batches: int) -> float:
-    """Return by how much a site is slower than all its ranks together: some have no micro-batch, or only one can compute."""
-    if any(sub.graph.position[value.op] in sub.positions for _, value in sub.graph.state_updates):
+def site_pace(device: Device, stage: Stage, sub: SubGraph, micro_batches: int) -> float:
+    """Return by how much a site is slower than all its ranks together: some have no micro-batch, or only one can compute.
+
+    Ranks that compute together take for one micro-batch what one rank takes for its part.
+    """
+    if together(stage, device) or any(sub.graph.position[value.op] in sub.positions for _, value in sub.graph.state_updates):
         return float(device.ranks)
     return -(-micro_batches // device.ranks) * device.ranks / micro_batches
 
@@ -93,11 +116,15 @@ def rank_seconds(tables: CostTables, stage: Stage, sub: SubGraph, device: Device
     """Return for how long the ranks of ``device`` exchange (zeros: it is no site, or its links were not measured)."""
     if device.ranks == 1 or device.rank_rate is None:
         return RankSeconds()
-    found = _exchanged(tables, sub, device.ranks)
 
     def seconds(*sizes: float) -> float:
         return sum(device.rank_latency + size / device.rank_rate for size in sizes if size and device.rank_rate is not None)
 
+    if together(stage, device):
+        added = tensor_costs(tables, sub, device.ranks)
+        ahead, back = 2.0 * seconds(*added.ahead), 2.0 * seconds(*added.back)
+        return RankSeconds(forward=ahead, backward=back + (ahead if stage.recompute else 0.0), update=seconds(added.shared))
+    found = _exchanged(tables, sub, device.ranks)
     if divides(stage, device):
         ahead = seconds(*found.ahead)
         again = ahead if stage.recompute else 0.0

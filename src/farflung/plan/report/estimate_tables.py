@@ -103,13 +103,18 @@ def explain(estimate: Estimate) -> str:
 
 
 def saving_lines(estimate: Estimate) -> Rows:
-    """Return what saving memory costs, as label and text: optimizer states on disks, and parameters that ranks divide."""
+    """Return what saving memory costs, as label and text: optimizer states on disks, and parameters that ranks divide.
+
+    Also that ranks compute micro-batches together, because results then differ by rounding.
+    """
     kinds = (("disk", "optimizer states on disk", estimate.offload), ("sites", "parameters divided among ranks", estimate.shard))
     rows: Rows = []
     for label, way, found in kinds:
         if found is not None:
             slower = f"{found.factor:.2g} x slower" if found.factor >= 1.005 else "not slower"
             rows.append((label, f"{'fits only with ' if found.needed else ''}{way}: {slower} ({Bytes(found.nbytes)})"))
+    if any(stage.together for stage in estimate.replicas):
+        rows.append(("sites", "ranks compute each micro-batch together: results differ by rounding"))
     return rows
 
 

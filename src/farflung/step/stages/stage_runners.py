@@ -35,7 +35,7 @@ def open_stage(
         FarflungError: the engine refuses the graph.
         DiskFull: the disk has no space for the optimizer states, which the plan puts there.
     """
-    sharded = setup.plan.stages[stage].shard == "parameters"
+    shard = setup.plan.stages[stage].shard
     settings = EngineSettings(
         device=device,
         seed=setup.job.seed,
@@ -46,8 +46,9 @@ def open_stage(
         budget=setup.budget,
         any_order=setup.job.sync.order == "any",
         offload=_state_file(setup, stage),
-        sharded=sharded,
-        part_ends=_part_ends(setup, stage) if sharded else (),
+        sharded=shard == "parameters",
+        tensor=shard == "tensor",
+        part_ends=_part_ends(setup, stage) if shard == "parameters" else (),
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}

@@ -215,6 +215,8 @@ def _spot(plan: Plan, topology: Topology | None, name: str, busy: float | None, 
             facts.append(f"stage {stage.index} recomputes")
         if stage.shard == "parameters":
             facts.append(f"ranks divide the parameters of stage {stage.index}")
+        elif stage.shard == "tensor":
+            facts.append(f"ranks compute each micro-batch of stage {stage.index} together")
     if busy is not None:
         facts.append(f"computes in {percent(busy)} of the step")
     if memory is not None:

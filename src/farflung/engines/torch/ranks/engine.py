@@ -10,6 +10,7 @@ from farflung.engines.torch.engine import TorchEngine
 from farflung.engines.torch.ranks.group import RankGroup
 from farflung.engines.torch.ranks.runner import RankRunner
 from farflung.engines.torch.ranks.sharded_runner import ShardedRunner
+from farflung.engines.torch.ranks.tensor_runner import TensorRunner
 from farflung.graph.cut import SubGraph
 
 __all__ = ["RankEngine"]
@@ -30,6 +31,10 @@ class RankEngine(TorchEngine):
             raise TypeError("share must be a runner of the same engine")
         if isinstance(share, ShardedRunner) or (share is None and settings.sharded):
             return ShardedRunner(subgraph, settings, (device, self.group), share)
+        if isinstance(share, TensorRunner) or (share is None and settings.tensor):
+            runner = TensorRunner(subgraph, settings, (device, self.group), share)
+            self.verify(runner.subgraph.graph)  # the local shapes
+            return runner
         return RankRunner(subgraph, settings, (device, self.group), share)
 
     def measure(self, device: str, peak_flops_per_second: float | None = None) -> DeviceReport:

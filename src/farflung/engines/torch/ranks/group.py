@@ -101,6 +101,19 @@ class RankGroup:
         """Begin to send ``memory`` of ``source`` to all."""
         return dist.broadcast(memory, src=source, async_op=True)
 
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of ``tensor`` over all ranks, with the same bits on each of them. Narrow types are added in float32."""
+        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True, memory_format=torch.contiguous_format)
+        dist.all_reduce(wide)
+        return wide.to(tensor.dtype)
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return ``tensor`` of each rank; all have the same shape."""
+        own = tensor.contiguous()
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own)
+        return found
+
     def measure(self) -> tuple[float, float]:
         """Seconds that an exchange takes beside its bytes, and its bytes per second; all ranks call at the same time.
 
