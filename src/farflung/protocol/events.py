@@ -68,16 +68,16 @@ class Offer:
     """What a worker offers: memory in bytes, achieved speed in FLOP/s, device kind and its versions.
 
     ``factor``: lambda, the achieved share of the peak. ``overhead``: seconds that each operator costs in addition to its FLOPs.
-    ``convolution``: how many times as fast as other operators convolutions run.
-    ``host``: the same for all workers of one machine (empty: unknown). ``processors``: names of the processors on which it
-    computes; workers of a host may share some. ``relay``: it may relay between members of its runs. ``reliable``: it stays;
-    otherwise it may leave at any time without notice. ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives
-    up (empty: unknown). ``region``: where the machine is, in its owner's words (empty: unknown). ``operators``, ``precisions``:
-    what its engine supports (None and empty: not known, so everything). ``installed``: bytes of memory that all workers of the
-    machine share (0: unknown). ``ranks``: devices of a site, which compute different micro-batches at the same time (1: no site).
-    ``rank_latency``, ``rank_rate``: an exchange of M bytes between them takes ``rank_latency + M / rank_rate`` (0: unknown).
-    ``offload``: bytes of disk for states that do not fit into memory, and ``offload_rate`` its bytes per second (0: none).
-    ``only``: ``training`` or ``serving``, if its owner allows nothing else (empty: both).
+    ``convolution``: how many times as fast as other operators convolutions run. ``host``: the same for all workers of one machine
+    (empty: unknown). ``processors``: names of the processors on which it computes; workers of a host may share some. ``relay``:
+    it may relay between members of its runs. ``reliable``: it stays; otherwise it may leave at any time without notice.
+    ``isolation``: ``full``, ``partial`` or ``off``: what a job's process gives up (empty: unknown). ``region``: where the machine
+    is, in its owner's words (empty: unknown). ``operators``, ``precisions``: what its engine supports (None and empty: not known,
+    so everything). ``installed``: bytes of memory that all workers of the machine share (0: unknown). ``ranks``: devices of a
+    site, which compute different micro-batches at the same time (1: no site). ``rank_latency``, ``rank_rate``: an exchange of M
+    bytes between them takes ``rank_latency + M / rank_rate`` (0: unknown). ``offload``: bytes of disk for states that do not fit
+    into memory, and ``offload_rate`` its bytes per second (0: none). ``only``: ``training`` or ``serving``, if its owner allows
+    nothing else (empty: both).
     """
 
     memory: float
@@ -235,10 +235,7 @@ class BetterPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMade:
-    """The planner answered: the devices that take part, or why there is no plan (``kind``: the error's class).
-
-    ``attempt`` is that of the ``MakePlan`` which is answered.
-    """
+    """The answer to the ``MakePlan`` of ``attempt``: who takes part, or why there is no plan (``kind``: the error's class)."""
 
     run: str
     attempt: int = 1
@@ -440,8 +437,8 @@ class AbortRun:
 class RecoverRun:
     """The run's attempt is over because of ``cause``; the next one begins when there are workers for it.
 
-    ``migrated``: it ended between two steps, and nothing is repeated. ``better``: nobody is lost, there is a better plan.
-    ``replaced``: nobody is lost, the run continues without a worker that failed.
+    ``migrated``: it ended between two steps, and nothing is repeated. Nobody is lost: there is a ``better`` plan, or a worker has
+    failed and is ``replaced``.
     """
 
     run: str

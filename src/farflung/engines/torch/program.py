@@ -86,6 +86,11 @@ class Program:
     size: int = 0
     key: KeyHolder = field(default_factory=KeyHolder)
 
+    def new_slot(self) -> int:
+        """Return a slot that no value has."""
+        self.size += 1
+        return self.size - 1
+
     def use_calls(self, calls: Iterable[Call]) -> None:
         """Run ``calls`` from now on."""
         self.calls = list(calls)

@@ -75,7 +75,7 @@ class _Rewriting:
         for slot in self._inside.values():
             call = self._calls[last[slot]]
             self._calls[last[slot]] = replace(call, free=(*call.free, slot))
-        self._program.calls = self._calls
+        self._program.use_calls(self._calls)
 
     def _entered(self, call: Call, refs: tuple[ValueRef | StateRef, ...]) -> Call:
         """``call``, reading what ``refs`` name behind an ``_Enter``."""
@@ -114,8 +114,7 @@ class _Rewriting:
 
     def _insert(self, call: Call, slot: int, function: Callable[[torch.Tensor], Any]) -> None:
         """Insert a call of ``function`` with the value of ``slot`` before ``call``."""
-        inside = self._inside[slot] = self._program.size
-        self._program.size += 1
+        inside = self._inside[slot] = self._program.new_slot()
         self._calls.append(
             replace(
                 call,
