@@ -17,6 +17,7 @@ import typer.main
 
 import farflung.cli
 from farflung.cli.commands import COMMANDS
+from farflung.cli.main import main
 
 #: Prints the modules that a command line has imported, whatever the command printed before.
 IMPORTED = """
@@ -163,3 +164,21 @@ def test_the_help_lists_commands_by_topic() -> None:
     topics = [line for line in lines if line and not line.startswith(" ")]
     assert topics[1:] == ["Options:", "Cluster:", "Runs:", "This worker:", "Planning:", "Trying it out:"]
     assert {line.split()[0] for line in lines if line.startswith("  ")} >= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "missing"),
+    [
+        (["watch"], "farflung watch [OPTIONS] RUN", "RUN"),
+        (["report"], "farflung report [OPTIONS] RUNS...", "RUNS"),
+        (["checkpoint", "export"], "farflung checkpoint export [OPTIONS] RUN OUT", "RUN"),
+    ],
+)
+def test_errors_spell_arguments_as_the_reference_does(
+    words: list[str], usage: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    err = capsys.readouterr().err
+    assert err.startswith(f"Usage: {usage}\n")
+    assert f"Missing argument '{missing}'" in err

@@ -107,7 +107,13 @@ class _LeanParameters:
         for parameter in found:
             if "process_value" not in vars(parameter):
                 parameter.process_value = partial(_processed, parameter, parameter.process_value)
+            if parameter.param_type_name == "argument" and parameter.metavar is None:
+                parameter.metavar = parameter.name.upper()  # as in the reference
         return found
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line: a required argument without braces, as in the reference."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
 
 
 def _processed(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
@@ -142,7 +148,8 @@ class LazyCommands(_LeanParameters, TyperGroup):
             return super().get_command(ctx, cmd_name)
         part = typer.Typer()
         import_module(f"farflung.cli.{entry.module}").register(part)
-        for command in part.registered_commands:
+        groups = [group.typer_instance for group in part.registered_groups if group.typer_instance is not None]
+        for command in (one for group in (part, *groups) for one in group.registered_commands):
             command.cls = _LeanCommand
         return typer.main.get_group(part).commands[cmd_name]
 
