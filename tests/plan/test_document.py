@@ -55,7 +55,7 @@ def test_any_plan_reads_back_equal(sizes, data):
         (("stages", 1, "offload"), "all", r"stages\[1\].offload: must be 'optimizer', or left out, got 'all'"),
         (("stages", 1, "shard"), "all", r"stages\[1\].shard: must be 'parameters', 'tensor', or left out, got 'all'"),
         (("links", 0, "activations"), {"name": "topk"}, r"links\[0\].activations: must be an object with the keys name, params"),
-        (("links", 0, "gradients", "params"), {"x": [1]}, r"gradients.params.x: must be a number or text"),
+        (("links", 0, "gradients", "params"), {"x": [1]}, r"gradients.params.x: must be a finite number or text"),
         (("micro_batch_sizes", 0), 0, r"micro_batch_sizes: must be a whole number of at least 1, got 0"),
         (("micro_batch_sizes",), [], r"micro_batch_sizes: must be the samples of at least one micro-batch, got \[\]"),
         (("stages",), {}, r"stages: must be a list of at most"),
@@ -84,6 +84,17 @@ def test_seconds_of_layers_are_finite(seconds):
     assert Plan.from_json(text).sync.layers == ((layer,), ())
     with pytest.raises(PlanError, match=r"sync.layers\[0\]\[0\].bp_seconds: must be seconds"):
         Plan.from_json(text.replace("0.125", seconds))
+
+
+@pytest.mark.parametrize("number", ["1e999", "-Infinity", "NaN"])
+def test_settings_of_strategies_and_codecs_are_finite(number):
+    text = replace(PLAN, sync=SyncPlan(strategy="robust", settings=(("share", 0.375),), layers=((), ()))).to_json()
+    with pytest.raises(PlanError, match=r"sync.settings.share: must be a finite number"):
+        Plan.from_json(text.replace("0.375", number))
+    link = LinkPlan(source=0, target=1, activations=CodecChoice(name="topk", params=(("ratio", 0.375),)))
+    text = replace(PLAN, links=(link,)).to_json()
+    with pytest.raises(PlanError, match=r"params.ratio: must be a finite number or text"):
+        Plan.from_json(text.replace("0.375", number))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])

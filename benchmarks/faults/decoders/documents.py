@@ -191,7 +191,7 @@ region = "x"
 name = "b"
 count = 2
 memory = "8 GB"
-speed = "2e12"
+speed = "2e12 FLOP/s"
 [default]
 latency = "20 ms"
 bandwidth = "10 Mbit/s"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -59,7 +60,9 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 @cache
 def _api() -> Starlette:
-    service = Service(cast(Client, None), cast(Bundle, None), Settings(sizes=(1,), slots=1), lambda line: None)
+    logits = SimpleNamespace(result="logits", spec=lambda ref: SimpleNamespace(shape=(8,)))
+    bundle = cast(Bundle, SimpleNamespace(graph=logits))
+    service = Service(cast(Client, None), bundle, Settings(sizes=(1,), slots=1), lambda line: None)
     return make_app(ServedApi(model="tiny", context=8, tokenizer=_NoTokenizer(), service=service))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 from farflung.errors import PlanError, VersionError
 from farflung.plan.parts import PLAN_VERSION, CodecChoice, LinkPlan, PlanFields, Replica, Setting, Stage, SyncLayer, SyncPlan
@@ -188,8 +189,8 @@ def _choice(entry: object, where: str) -> CodecChoice:
     if not isinstance(params, dict):
         raise _fail(f"{where}.params", "an object", params)
     for key, value in params.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            raise _fail(f"{where}.params.{key}", "a number or text", value)
+        if isinstance(value, bool) or not _is_scalar(value):
+            raise _fail(f"{where}.params.{key}", "a finite number or text", value)
     memory = _text(table.get("memory", ""), f"{where}.memory")
     return CodecChoice(name=_text(table["name"], f"{where}.name"), params=tuple(params.items()), memory=memory)
 
@@ -229,9 +230,13 @@ def _sync(entry: object) -> SyncPlan:
 def _setting(where: str, value: object) -> Setting:
     if isinstance(value, list):
         return tuple(tuple(_count(x, where, 0) for x in _list(item, where)) for item in _list(value, where))
-    if not isinstance(value, (int, float, str)):
-        raise _fail(where, "a number, text, true, false or lists of numbers", value)
+    if not _is_scalar(value):
+        raise _fail(where, "a finite number, text, true, false or lists of numbers", value)
     return value
+
+
+def _is_scalar(value: object) -> TypeGuard[float | str]:
+    return isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value))
 
 
 #: The numbers of a layer.
