@@ -50,6 +50,17 @@ def test_fine_tuning_by_a_number_of_each_replica_over_tls(two: Loopback) -> None
     assert [line["link_bytes"] for line in lines if line["kind"] == "step"] == [{"0->0": 2}] * 3, "one byte each way"
 
 
+def test_rounds_of_local_steps_send_their_numbers_at_the_end_over_tls(two: Loopback) -> None:
+    settings = {"bits": 16, "scale": 0.01, "sync_every": 3}
+    end = ran(
+        two, plan={"replicas": 2}, sync={"strategy": "fedkseed", "settings": settings}, optimizer={"name": "sgd", "lr": 1e-4}
+    )
+    assert all(np.isfinite(value).all() for value in weights(end).values())
+    lines = [json.loads(line) for line in (end.folder / "metrics.jsonl").read_text().splitlines()]
+    sent = [line.get("link_bytes", {}).get("0->0", 0) for line in lines if line["kind"] == "step"]
+    assert sent == [0, 0, 12], "three numbers of two bytes each way"
+
+
 FAST, SLOW = 1e9, 1e6
 #: Links of three machines in bytes per second: what they ask for.
 LINKS = {
