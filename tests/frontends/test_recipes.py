@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from farflung.errors import InputError
 from farflung.frontends.recipes import RECIPES, Recipe, load_recipe
@@ -107,3 +108,13 @@ def test_an_unknown_form_is_refused():
 def test_graphs_of_a_job():
     recipe = load_recipe("gpt", {"sequence": 8, "layers": 1, "width": 8, "heads": 1})
     assert set(recipe.graphs([2, 2, 3])) == {("train", 2), ("train", 3), ("evaluate", 2), ("generate", 1)}
+
+
+def test_a_model_of_the_library_computes_its_loss_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("transformers.modeling_utils")
+    warned: list[str] = []
+    monkeypatch.setattr(library.logger, "warning_once", warned.append)
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64, "sequence": 8}
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    assert torch.isfinite(load_recipe("gpt2", sizes).train.factory()(tokens, tokens))
+    assert warned == []

@@ -97,6 +97,9 @@ def huggingface(kind: str, **args: Any) -> Recipe:
         model = change(model_class._from_config(config, attn_implementation="sdpa"))
         model = (model if settings is None else wrap_with_adapters(model, settings)).train()
         if not masked:
+            for part in model.modules():  # the library knows no loss by the name GPT2LMHeadModel, warns, and uses this one
+                if getattr(part, "loss_type", "") is None:
+                    part.loss_type = "ForCausalLM"
             return CausalLM(model)
         mask_token = int(own.get("mask_token_id", min(103, config.vocab_size - 1)))
         return MaskedLM(model, float(own.get("mask_fraction", 0.15)), mask_token)
