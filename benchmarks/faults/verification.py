@@ -1,9 +1,10 @@
 """``verification``: what verifying 1 % of the work costs, and how soon a worker that forges one step in a hundred is named.
 
-Workers are threads of this process with the in-memory transport. The cost is the ratio of median step times with and without
-verification, in runs that alternate. For the other two figures, a tiny model is trained by three replicas of one stage, and the
-decisions of the broker (``broker.verification``) are made from their step reports. The forger gives gradients with the wrong sign
-in all micro-batches of a forged step, and is honest when it verifies others.
+Workers are threads of this process with the in-memory transport. The cost is CPU time: that of all calls of ``Verification`` over
+the rest. It falls with the rows of a micro-batch, because the gradients that are hashed have the size of the parameters. Pairs of
+runs also compare step times, with verification over without. For the other two figures, a tiny model is trained by three
+replicas of one stage, and the decisions of the broker (``broker.verification``) are made from their step reports. The forger
+gives gradients with the wrong sign in all micro-batches of a forged step, and is honest when it verifies others.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import random
 import statistics
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,11 +36,12 @@ from farflung.messages.conversions.step_reports import StepReport
 from farflung.plan.model import Plan, Replica, Stage
 from farflung.plan.verification import secrets_for
 from farflung.step.run_setup import Phase, RunSetup
+from farflung.step.verification.verification import Verification as Verifying
 from farflung.transports.memory import MemoryHub
 
 __all__ = ["Verification", "VerificationSettings"]
 
-_COST, _STEPS, _FORGER = 1.015, 1000, "b"
+_COST, _STEPS, _FORGER = 0.015, 1000, "b"
 _DEVICES = ("a", "b", "c")
 
 
@@ -44,17 +49,18 @@ _DEVICES = ("a", "b", "c")
 class VerificationSettings(Settings):
     """``share`` of the work; ``micro_batches`` of each replica; ``forged``: the share of forged steps.
 
-    ``width``, ``rows`` and ``cost_steps``: of the model and the runs whose step times are compared. ``runs``: with a forger, each
-    of ``most`` steps at most. ``honest``: steps without one.
+    ``width`` and ``cost_steps``: of the model and of each of ``repeats`` pairs of runs whose cost is measured, for each number of
+    ``rows`` of a micro-batch; the target is for the last one. ``runs``: with a forger, each of ``most`` steps at most.
+    ``honest``: steps without one.
     """
 
     share: float = 0.01
     micro_batches: int = 8
     forged: float = 0.01
-    width: int = 768
-    rows: int = 256
-    cost_steps: int = 20
-    repeats: int = 12
+    width: int = 256
+    rows: tuple[int, ...] = (512, 2048, 8192)
+    cost_steps: int = 12
+    repeats: int = 6
     runs: int = 20
     most: int = 5000
     honest: int = 10_000
@@ -76,7 +82,7 @@ class Verification:
             forged=0.2,
             micro_batches=2,
             width=16,
-            rows=4,
+            rows=(4,),
             cost_steps=3,
             repeats=1,
             runs=1,
@@ -87,7 +93,7 @@ class Verification:
     def run(self, settings: Settings, say: Say) -> Report:
         """Measure."""
         assert isinstance(settings, VerificationSettings)
-        ratio = _cost(settings, say)
+        costs = {rows: _cost(settings, rows, say) for rows in settings.rows}
         named = []
         for number in range(settings.runs):
             group = _Group(settings, width=8, rows=2, steps=settings.most, seed=number, forges=settings.forged)
@@ -98,7 +104,7 @@ class Verification:
             say(f"run {number + 1} of {settings.runs}: named after {named[-1]} steps")
         honest = _Group(settings, width=8, rows=2, steps=settings.honest, seed=settings.seed)
         honest.train()
-        return _report(settings, ratio, named, honest)
+        return _report(settings, costs, named, honest)
 
 
 class _Net(torch.nn.Module):
@@ -258,31 +264,83 @@ class _Forger:
         return getattr(self._runner, name)
 
 
-def _cost(settings: VerificationSettings, say: Say) -> float:
-    """Return the ratio of the mean step times: with verification over without."""
-    seconds: dict[float, list[float]] = {0.0: [], settings.share: []}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cost:
+    """``share``: CPU seconds of verification over the other ones. ``ratios``: of step times, with verification over without.
+
+    The seconds of the ``units`` that were drawn count as if exactly the wanted share had been drawn.
+    """
+
+    share: float
+    ratios: Sequence[float]
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """CPU seconds of calls: for a worker's ``own`` units, and for ``drawn`` ones. Appends of several threads are safe."""
+
+    own: list[float] = field(default_factory=list)
+    drawn: list[float] = field(default_factory=list)
+
+
+def _cost(settings: VerificationSettings, rows: int, say: Say) -> _Cost:
+    """Measure pairs of runs, without and with verification."""
+    ratios, own, drawn, total, units, expected = [], 0.0, 0.0, 0.0, 0, 0.0
     for number in range(settings.repeats):
-        turn = list(seconds.items())
-        for share, found in reversed(turn) if number % 2 else turn:  # a machine that gets slower favors neither
-            group = _Group(
-                settings, width=settings.width, rows=settings.rows, steps=settings.cost_steps, seed=number, share=share
-            )
-            group.train()
-            found.extend(group.seconds[1:])
-            say(f"share {share:g}: {statistics.mean(group.seconds[1:]):.4f} s a step")
-    return statistics.mean(seconds[settings.share]) / statistics.mean(seconds[0.0])
+        seconds: dict[float, float] = {}
+        turn = (0.0, settings.share)
+        for share in reversed(turn) if number % 2 else turn:  # a machine that gets slower favors neither
+            group = _Group(settings, width=settings.width, rows=rows, steps=settings.cost_steps, seed=number, share=share)
+            with _accounted() as account:
+                began = time.process_time()
+                group.train()
+            seconds[share] = statistics.mean(group.seconds[1:])
+            if share:
+                own, drawn, total = own + sum(account.own), drawn + sum(account.drawn), total + time.process_time() - began
+                units += group.verified
+                expected += share * group.steps * settings.micro_batches * len(_DEVICES)
+        ratios.append(seconds[settings.share] / seconds[0.0])
+        say(f"{rows} rows: {seconds[0.0]:.4f} s a step, {seconds[settings.share]:.4f} with verification")
+    scale = expected / max(1, units)
+    return _Cost(share=(own + scale * drawn) / (total - own - drawn), ratios=ratios, units=units)
 
 
-def _report(settings: VerificationSettings, ratio: float, named: Sequence[int], honest: _Group) -> Report:
-    median = statistics.median(named)
+@contextmanager
+def _accounted() -> Iterator[_Account]:
+    """Collect the CPU seconds of all calls of ``Verification``, which are made in the threads of the workers."""
+    account = _Account()
+
+    def timed(method: Callable[..., Any], found: list[float]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return method(*args, **named)
+            finally:
+                found.append(time.thread_time() - began)
+
+        return call
+
+    with ExitStack() as patches:
+        for found, names in (
+            (account.own, ("computed", "part", "end_step")),
+            (account.drawn, ("before_update", "take_report", "receive_wanted", "receive_inputs")),
+        ):
+            for name in names:
+                patches.enter_context(patch.object(Verifying, name, timed(getattr(Verifying, name), found)))
+        yield account
+
+
+def _report(settings: VerificationSettings, costs: Mapping[int, _Cost], named: Sequence[int], honest: _Group) -> Report:
+    share, median = costs[settings.rows[-1]].share, statistics.median(named)
     judged = not settings.quick
     note = "quick" if settings.quick else ""
     checks = [
         Check(
-            name="cost of a step",
+            name=f"share of CPU time with {settings.rows[-1]} rows in a micro-batch",
             target=f"under {_COST}",
-            measured=f"{ratio:.4f}",
-            passed=ratio < _COST if judged else None,
+            measured=f"{share:.4f}",
+            passed=share < _COST if judged else None,
             note=note,
         ),
         Check(
@@ -295,13 +353,25 @@ def _report(settings: VerificationSettings, ratio: float, named: Sequence[int], 
         Check(name="honest workers named", target="0", measured=str(len(honest.named)), passed=not honest.named),
     ]
     figures = {
-        "step_ratio": ratio,
+        "cpu_share": {str(rows): cost.share for rows, cost in costs.items()},
+        "cost_units": {str(rows): cost.units for rows, cost in costs.items()},
+        "step_ratios": {str(rows): list(cost.ratios) for rows, cost in costs.items()},
         "steps_until_named": list(named),
         "median_steps_until_named": median,
         "honest_steps": honest.steps,
         "honest_named": len(honest.named),
         "honest_units_verified": honest.verified,
     }
-    rows = [(f"{ratio:.4f}", f"{median:.0f}", honest.steps, honest.verified, len(honest.named))]
-    columns = ("step ratio", "steps until named", "honest steps", "units verified", "honest named")
-    return Report(figures=figures, columns=columns, rows=rows, checks=checks)
+    table = [
+        (
+            rows,
+            f"{100 * cost.share:.2f} %",
+            f"{statistics.median(cost.ratios):.3f}",
+            f"{median:.0f}",
+            honest.steps,
+            honest.verified,
+        )
+        for rows, cost in costs.items()
+    ]
+    columns = ("rows", "CPU time", "step ratio", "steps until named", "honest steps", "units verified")
+    return Report(figures=figures, columns=columns, rows=table, checks=checks)

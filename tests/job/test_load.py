@@ -99,6 +99,8 @@ def test_paths_of_workers_and_names_of_runs_stay(tmp_path: Path) -> None:
             "sync.settings.period = {}: must be a number, a text, true or false, or a list",
         ),
         (MINIMAL + "[data.fields]\nx = 3\n", "data.fields.x = 3: must be a text in quotes"),
+        (f"micro_batch_sizes = {[1] * 4097}\n" + MINIMAL, "must have at most 4096 items"),
+        ("threads = 100000\n" + MINIMAL, "threads = 100000: must be at most 1024"),
         ("micro_batch_sizes = []\n" + MINIMAL, "micro_batch_sizes = []: a step needs at least one micro-batch"),
         (MINIMAL + "[[optimizer.groups]]\nlr = 0.1\n", "optimizer.groups[0]: needs either match or names, to say which"),
         (MINIMAL + "[[optimizer.groups]]\nmatch = '('\n", "optimizer.groups[0].match = '(' is not a regular expression"),

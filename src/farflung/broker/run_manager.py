@@ -21,7 +21,7 @@ from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.network import Network
 from farflung.broker.live_run import LiveRun
 from farflung.broker.notices import Notices
-from farflung.broker.planning import Judge
+from farflung.broker.planning import Judge, LimitedJudges
 from farflung.broker.planning.device_measurements import DeviceMeasurements
 from farflung.broker.run_recorder import RunRecorder
 from farflung.broker.run_table import RunTable
@@ -90,8 +90,9 @@ class RunManager:
         self._runs, self._network, self._notices = runs, network, notices
         machine = runs.machine
         self.measurements = DeviceMeasurements(send, lambda name: name in machine.members, on_host=self.handle)
+        judges = LimitedJudges(judge)
         inputs = PlanInputs(
-            links=network.table, reachability=network.reachability, judge=judge, measure=self.measurements.measure
+            links=network.table, reachability=network.reachability, judges=judges, measure=self.measurements.measure
         )
         self.replanner = Replanner(machine, runs.changed, self.handle, inputs, notices.everybody)
         self.stragglers = StragglerMonitor(notices.everybody, network.table, self.replanner.slowed)
@@ -107,7 +108,7 @@ class RunManager:
             handle=self.handle,
             measure=self.measurements.measure,
             journal=self._stores.journal,
-            judge=judge,
+            judges=judges,
         )
         self._executor = self._make_executor(send)
 

@@ -389,8 +389,8 @@ class JobSpec(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     #: Optimizer steps.
     steps: Count = 1
-    #: Samples in each micro-batch of a step. The sizes may differ.
-    micro_batch_sizes: tuple[Count, ...] = (1,)
+    #: Samples in each micro-batch of a step, 4096 micro-batches at most. The sizes may differ.
+    micro_batch_sizes: Annotated[tuple[Count, ...], Field(max_length=4096)] = (1,)
     #: Gradients are the mean over all samples of a step (`samples`), or the mean of the micro-batches (`equal`).
     weighting: Literal["samples", "equal"] = "samples"
     #: The number of groups of consecutive micro-batches. Gradients are summed inside a group, then group by group. Each replica
@@ -398,8 +398,8 @@ class JobSpec(Section):
     virtual_replicas: Count | None = None
     #: `bf16`, `fp16`: multiply in bfloat16 or float16 under autocast. Weights and optimizer stay float32. `fp16` scales the loss.
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    #: Threads inside an operator, on every worker. Bit-equal results need equal threads.
-    threads: Count = 1
+    #: Threads inside an operator, on every worker, 1024 at most. Bit-equal results need equal threads.
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     #: If the loss is not a number: end the run (`stop`), drop the step (`skip`), or return to the last checkpoint and continue
     #: with the data of the next step (`rollback`).
     on_nan: Literal["stop", "skip", "rollback"] = "stop"

@@ -16,7 +16,7 @@ from farflung.broker.attempts.replanner import PlanInputs, Replanner
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkFigures, LinkTable
 from farflung.broker.live_run import Attempt, Submission, TrainingTimes, WorkerFacts
-from farflung.broker.planning import cluster_of, plan_run, run_planner
+from farflung.broker.planning import LimitedJudges, cluster_of, plan_run, run_planner
 from farflung.clock import VirtualClock
 from farflung.protocol.broker import BrokerMachine, Member
 from farflung.protocol.events import (
@@ -59,7 +59,7 @@ class Stage:
         self.asked: list[tuple[str, ...]] = []
         self.true = dict.fromkeys("abcd", SPEED)
         reaching = Reachability(lambda name, frame: None, None)
-        inputs = PlanInputs(links=self.links, reachability=reaching, judge=None, measure=self._measure, clock=self.clock)
+        inputs = PlanInputs(links=self.links, reachability=reaching, judges=LimitedJudges(), measure=self._measure, clock=self.clock)
         self.replanner = Replanner(
             self.machine, threading.Condition(threading.RLock()), self._hear, inputs, lambda run, text: self.notes.append(text)
         )

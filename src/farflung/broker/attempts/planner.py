@@ -12,7 +12,7 @@ from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.network import Network
 from farflung.broker.live_run import Attempt, LiveRun
 from farflung.broker.notices import Notices
-from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, strangers_of
+from farflung.broker.planning import LimitedJudges, Planned, cluster_of, plan_run, strangers_of
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.records.bundle_file import read_bundle
 from farflung.broker.run_recorder import RunRecorder
@@ -60,7 +60,7 @@ class AttemptPlanner:
     handle: Callable[[Event], None]
     measure: Callable[[Sequence[Member], int], None]
     journal: Journaled
-    judge: Judge | None = None
+    judges: LimitedJudges = field(default_factory=LimitedJudges)
     threads: ThreadGroup = field(default_factory=ThreadGroup)
 
     def begin(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
@@ -87,13 +87,17 @@ class AttemptPlanner:
         planned = made.planned
         assert planned is not None
         with self.runs.changed:
-            run = self.runs.machine.runs[live.run]
-            current = run.state is RunState.PLANNING and run.attempts == attempt
-            if current:
+            if current := self._waits(live.run, attempt):
                 self._install(live, made, {member.name for member in members})
         if current:
             self.notices.operator_of(live.run, planned.summary)
         self.handle(PlanMade(run=live.run, attempt=attempt, devices=planned.plan.devices))
+
+    def _waits(self, run: str, attempt: int) -> bool:
+        """Whether ``run`` still waits for the plan of attempt number ``attempt``."""
+        with self.runs.changed:
+            found = self.runs.machine.runs[run]
+            return found.state is RunState.PLANNING and found.attempts == attempt
 
     def _bundle(self, live: LiveRun) -> Bundle | None:
         """Return the bundle of ``live``, from its file if it was dropped (None: the run is over).
@@ -124,8 +128,7 @@ class AttemptPlanner:
                     self.notices.everybody(live.run, f"warning: {error}; the run waits for that")
             told = True
             with self.runs.changed:
-                run = self.runs.machine.runs[live.run]
-                if run.state is not RunState.PLANNING or run.attempts != attempt:
+                if not self._waits(live.run, attempt):
                     return None
                 self.runs.changed.wait(_FULL_AGAIN)
 
@@ -139,7 +142,8 @@ class AttemptPlanner:
             helpers = self.runs.machine.may_help(live.run)
         cluster = cluster_of(bundle, [*members, *helpers], self.network.table, self.network.reachability)
         check_plugins(live.job, "the broker", plans=True)
-        planned = plan_run(bundle, cluster, self.judge, running=live.running)
+        judge = self.judges.until(lambda: self._waits(live.run, attempt))
+        planned = plan_run(bundle, cluster, judge, running=live.running)
         planned = replace(planned, strangers=tuple(strangers_of(bundle, members)))
         with live.files:
             if attempt < live.store.attempt:

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import LiveRun
-from farflung.broker.planning import Judge, Planned, cluster_of, plan_run, predict_plan, strangers_of
+from farflung.broker.planning import LimitedJudges, Planned, cluster_of, plan_run, predict_plan, strangers_of
 from farflung.broker.progress import Progress
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, Stopped
 from farflung.job.engine_ranges import in_ranges
 from farflung.messages.submission import Bundle
 from farflung.optim import state_factor
@@ -82,7 +82,7 @@ class PlanInputs:
 
     links: LinkTable
     reachability: Reachability
-    judge: Judge | None
+    judges: LimitedJudges
     measure: Callable[[Sequence[Member], int], None]
     clock: Clock = MonotonicClock()  # noqa: RUF009 - it has no state
 
@@ -173,6 +173,8 @@ class Replanner:
         for live in runs:
             try:
                 found = self._consider(live, why)
+            except Stopped:
+                continue  # the run trains by another plan meanwhile, or is over
             except FarflungError as error:
                 found = f"there is no other plan: {error}"  # the current plan stays
             if found is None:
@@ -232,12 +234,13 @@ class Replanner:
             members, _ = self._able(live.run)
             helpers = self._machine.may_help(live.run)
         cluster = cluster_of(bundle, [*members, *helpers], self._inputs.links, self._inputs.reachability)
-        found = plan_run(bundle, cluster, self._inputs.judge, running=planned.plan)
+        judge = self._inputs.judges.until(lambda: self._runs_by(live.run) == attempt)
+        found = plan_run(bundle, cluster, judge, running=planned.plan)
         if found.plan.stages == planned.plan.stages:
             if live.job.workers is not None and len(planned.plan.devices) >= live.job.workers:
                 return f"the job asks for workers = {live.job.workers}, and no better ones are there"
             return "no plan with other workers is faster"
-        before = Seconds(predict_plan(bundle, planned.plan, cluster, self._inputs.judge).step_seconds)
+        before = Seconds(predict_plan(bundle, planned.plan, cluster, judge).step_seconds)
         then = Seconds(found.estimate.step_seconds)
         transfer = transfer_seconds(bundle, planned.plan, found.plan, cluster)
         last, steps = _last_step(live.progress), live.job.steps - live.times.furthest
@@ -277,9 +280,10 @@ class Replanner:
         return [one for one in idle if one.name not in beside]
 
     def _runs_by(self, name: str) -> int:
-        """Return the number of the plan by which the run ``name`` trains (0: it does not; under the lock)."""
-        run = self._machine.runs.get(name)
-        return run.attempts if run is not None and run.state is RunState.RUNNING else 0
+        """Return the number of the plan by which the run ``name`` trains (0: it does not)."""
+        with self._lock:
+            run = self._machine.runs.get(name)
+            return run.attempts if run is not None and run.state is RunState.RUNNING else 0
 
     def _able(self, name: str) -> tuple[Sequence[Member], Sequence[Member]]:
         """Return the run's workers with the candidates among those that could work for it; and with all those (locked)."""

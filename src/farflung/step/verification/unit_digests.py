@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
+from blake3 import blake3
 
 from farflung.engines.base import Array
 from farflung.graph.cut import SubGraph
@@ -17,6 +17,7 @@ from farflung.step.verification.unit_inputs import UnitInputArrays
 
 __all__ = ["given_gradients", "given_values", "part_digest", "taken"]
 
+#: BLAKE3 takes a quarter of the time of BLAKE2b. All gradients of parameters pass through it.
 _BYTES = 16
 
 
@@ -60,8 +61,8 @@ def taken(piece: SubGraph, micro_batch: int, inputs: UnitInputArrays) -> Digests
 
 def _digest(arrays: Iterable[Array]) -> bytes:
     """Return the digest of element types, shapes and bits; strides are no part of a result."""
-    state = blake2b(digest_size=_BYTES)
+    state = blake3()
     for array in arrays:
         state.update(f"{array.dtype.name}{list(array.shape)}".encode())
         state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return state.digest()
+    return state.digest(length=_BYTES)
