@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from farflung.errors import SecurityError
+from farflung.errors import InputError, SecurityError
 from farflung.security import Caller, Credentials, certificate_fingerprint, make_request, new_key, read_caller, tls_name
 from farflung.security.authority import CertificateAuthority
 from farflung.units import Seconds
@@ -85,7 +85,7 @@ def test_mixed_backups_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SecurityError, match="choose a folder that you may write"):
+    with pytest.raises(InputError, match="choose a folder that you may write"):
         CertificateAuthority.open(tmp_path / "file", NOW)
 
 

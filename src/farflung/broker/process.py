@@ -51,7 +51,7 @@ from farflung.broker.sessions import Sessions
 from farflung.broker.worker_reports import WorkerReports
 from farflung.checkpoint.store import write_file
 from farflung.clock import wall_time
-from farflung.errors import FarflungError, InputError, SecurityError
+from farflung.errors import FarflungError, InputError
 from farflung.messages.schema import Message
 from farflung.protocol.events import MemberReset
 from farflung.security import Credentials, Ticket
@@ -418,7 +418,7 @@ def own_folder(home: Path) -> BinaryIO:
     """
     try:
         make_private_folder(home)
-    except SecurityError as error:
+    except InputError as error:
         raise InputError(f"--home: {error}") from None
     file = (home / "lock").open("ab")
     try:

@@ -149,6 +149,7 @@ def kept_key(path: Path) -> bytes:
     Processes that ask at the same moment get the same key.
 
     Raises:
+        InputError: its folder can't be made.
         SecurityError: the file can't be written or read, holds no key, or others may read it.
     """
     make_private_folder(path.parent)

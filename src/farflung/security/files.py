@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from farflung.errors import DiskFull, SecurityError
+from farflung.errors import DiskFull, InputError, SecurityError
 
 __all__ = ["make_private_folder", "read_private", "write_private"]
 
@@ -16,12 +16,12 @@ def make_private_folder(folder: Path) -> None:
     """Make ``folder`` (and its parents) if it is missing; a new one is open to its owner only.
 
     Raises:
-        SecurityError: it can't be made.
+        InputError: it can't be made.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise SecurityError(
+        raise InputError(
             f"cannot make the state folder {folder}: {error.strerror}; choose a folder that you may write"
         ) from error
 

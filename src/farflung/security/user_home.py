@@ -16,5 +16,9 @@ def home() -> Path:
 
 
 def own_key() -> bytes:
-    """This user's key, by which brokers know names and runs again; made at first use."""
+    """This user's key, by which brokers know names and runs again; made at first use.
+
+    Raises:
+        InputError, SecurityError: as ``kept_key``.
+    """
     return kept_key(home() / "member-key.pem")

@@ -59,7 +59,9 @@ class Stage:
         self.asked: list[tuple[str, ...]] = []
         self.true = dict.fromkeys("abcd", SPEED)
         reaching = Reachability(lambda name, frame: None, None)
-        inputs = PlanInputs(links=self.links, reachability=reaching, judges=LimitedJudges(), measure=self._measure, clock=self.clock)
+        inputs = PlanInputs(
+            links=self.links, reachability=reaching, judges=LimitedJudges(), measure=self._measure, clock=self.clock
+        )
         self.replanner = Replanner(
             self.machine, threading.Condition(threading.RLock()), self._hear, inputs, lambda run, text: self.notes.append(text)
         )
