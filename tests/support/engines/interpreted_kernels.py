@@ -7,8 +7,9 @@ import torch
 
 from farflung.codecs.sparse.selection import select
 from farflung.codecs.sparse.topk import TopK
-from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
+from farflung.engines.torch.codecs import topk as codecs
+from tests.support.engines.payloads import encodes_as_the_host
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -35,7 +36,7 @@ def tensors(dtype: torch.dtype, size: int = 5_000) -> dict[str, torch.Tensor]:
 
 def compare() -> str:
     """Raises where a choice differs."""
-    from farflung.engines.torch.triton_selection import select_by_kernels
+    from farflung.engines.torch.codecs.triton_selection import select_by_kernels
 
     codecs.suits_kernels = lambda flat: True
     codec, choices, payloads = TopK(ratio=20, values="float16"), 0, 0
@@ -50,7 +51,7 @@ def compare() -> str:
             assert select_by_kernels(flat, count).tolist() == []
         choices += len(cases) + 1
         for tensor in list(tensors(dtype).values())[:3]:
-            assert codecs.encode_topk(codec, tensor).to_bytes() == codec.encode(to_array(tensor)).to_bytes()
+            assert encodes_as_the_host(codec, tensor)
             payloads += 1
     assert not codecs.REFUSED
     return f"{choices} choices and {payloads} payloads are the same"

@@ -4,8 +4,6 @@
 index. Both are exact, so they choose the same elements, and only the kept values and their indices leave the device. CUDA devices
 take the kernels of ``triton_selection`` where Triton is installed and compiles them; else, and for float64, tensor operators
 find a threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
-
-Links do not use it: an engine hands values out as arrays on the host, and the sender threads encode those.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from functools import cache
 
 import torch
 
-from farflung.codecs.base import FLOATING, Payload
+from farflung.codecs.base import Payload
 from farflung.codecs.sparse.topk import MAX_NUMEL, TopK
 from farflung.engines.base import Array
-from farflung.engines.torch.arrays import spec_of, to_array
+from farflung.engines.torch.arrays import to_array
 from farflung.errors import CodecError
 from farflung.foreign_code import translated
 
@@ -49,7 +47,7 @@ def suits_kernels(flat: torch.Tensor) -> bool:
 def selection_kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
     """Return ``select_by_kernels`` (None: Triton is not installed)."""
     try:
-        from farflung.engines.torch.triton_selection import select_by_kernels
+        from farflung.engines.torch.codecs.triton_selection import select_by_kernels
     except ImportError:
         return None
     return select_by_kernels
@@ -90,16 +88,16 @@ def _by_operators(flat: torch.Tensor, count: int) -> torch.Tensor:
     return candidates
 
 
-def encode_topk(codec: TopK, tensor: torch.Tensor) -> Payload:
-    """What ``codec`` makes of ``tensor`` as an array, to the byte; after an exact selection only what is kept moves."""
-    spec = spec_of(tensor)
-    sparse = spec.dtype in FLOATING and codec.selection == "exact" and spec.numel <= MAX_NUMEL
-    if not sparse or not codec.pays(spec.numel, tensor.element_size()):
-        return codec.encode(to_array(tensor))
-    flat = tensor.detach().reshape(-1)
-    indices = select_tensor(flat, codec.kept(spec.numel))
-    payload = codec.pack(spec.dtype, spec.shape, to_array(indices), to_array(flat[indices]))
-    return payload if payload is not None else codec.encode(to_array(tensor))
+def encode_topk(codec: TopK, dtype: str, shape: tuple[int, ...], flat: torch.Tensor) -> Payload | None:
+    """The payload of the floating-point elements ``flat`` of an array; only what is kept leaves the device.
+
+    ``None`` if a dense payload is smaller, or the selection is not exact.
+    """
+    numel = flat.numel()
+    if not codec.exact or numel > MAX_NUMEL or not codec.pays(numel, flat.element_size()):
+        return None
+    indices = select_tensor(flat, codec.kept(numel))
+    return codec.pack(dtype, shape, to_array(indices), to_array(flat[indices]))
 
 
 def plain_topk(array: Array, count: int) -> tuple[Array, Array]:

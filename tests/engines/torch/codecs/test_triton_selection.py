@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from farflung.codecs.sparse.selection import select
-from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
-from farflung.engines.torch.codecs import select_tensor
+from farflung.engines.torch.codecs import topk as codecs
+from farflung.engines.torch.codecs.topk import select_tensor
 from tests.support.engines import interpreted_kernels
 from tests.support.engines.interpreted_kernels import DTYPES, tensors
 
-SELECTING = Path(codecs.__file__).with_name("selecting.py")
+SELECTING = Path(codecs.__file__).with_name("triton_selection.py")
 
 
 def loaded(name: str) -> ModuleType:
@@ -94,7 +94,7 @@ def test_without_triton_operators_choose(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_triton_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "farflung.engines.torch.triton_selection", None)
+    monkeypatch.setitem(sys.modules, "farflung.engines.torch.codecs.triton_selection", None)
     codecs.selection_kernels.cache_clear()
     assert codecs.selection_kernels() is None
     codecs.selection_kernels.cache_clear()
@@ -140,7 +140,7 @@ def test_nothing_of_a_tensor_is_nothing() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_device_chooses_what_the_specification_chooses(dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: pip install farflung[triton]")
-    from farflung.engines.torch.triton_selection import select_by_kernels
+    from farflung.engines.torch.codecs.triton_selection import select_by_kernels
 
     for size in (9_000, 1 << 22):
         for flat in tensors(dtype, size).values() if size == 9_000 else [torch.randn(size).to(dtype)]:
