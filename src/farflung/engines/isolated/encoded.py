@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from farflung.codecs.base import Array, Payload, as_section
 from farflung.engines.encoded_value import EncodedValue
 from farflung.engines.isolated.arena import Arena, Slot
-from farflung.errors import CodecError, WireError
+from farflung.errors import CodecError, VersionError, WireError
 from farflung.wire.arrays import ArrayMeta
 
 __all__ = ["Encoded", "copy_encoded", "write_encoded"]
@@ -51,15 +52,14 @@ def copy_encoded(found: Encoded, copy: Callable[[Slot], Array]) -> EncodedValue:
     """
     try:
         meta = ArrayMeta.from_header([found.dtype, found.shape, found.strides])
-        bare = Payload.from_header(found.head, (), max(meta.nbytes, 1))
-    except CodecError as error:
-        raise WireError(f"the process that computes answered with a {error}") from None
+        bare = Payload.from_header(found.head, (b"",) * len(found.sections), max(meta.nbytes, 1))
+    except (CodecError, VersionError, WireError) as error:
+        raise WireError(f"the process that computes answered with a payload that is none: {error}") from None
     shape = meta.shape if meta.strides is None else (meta.packed_numel,)
     pieces = all(section.dtype == "uint8" and section.strides == (1,) for section in found.sections)
     beside = found.array is not None and (found.array.dtype, found.array.shape) != (meta.dtype, meta.shape)
     if (bare.dtype, bare.shape) != (meta.dtype, shape) or not pieces or beside or meta.memory_nbytes > meta.nbytes:
         raise WireError("the process that computes answered with a payload of another value")
     sections = tuple(as_section(copy(section)) for section in found.sections)
-    payload = Payload.from_header(found.head, sections, max(meta.nbytes, 1))
     array = None if found.array is None else copy(found.array)
-    return EncodedValue(meta=meta, payload=payload, seconds=found.seconds, array=array)
+    return EncodedValue(meta=meta, payload=replace(bare, sections=sections), seconds=found.seconds, array=array)
