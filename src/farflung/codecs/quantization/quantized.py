@@ -108,7 +108,7 @@ class BlockQuantized:
 
     def encode_flat(self, dtype: str, shape: tuple[int, ...], flat: Flat, operators: FlatOperators[Flat]) -> Payload | None:
         """The payload of the floating-point elements ``flat`` of an array; ``None`` if ``identity`` is smaller."""
-        numel, levels, wide_dtype = prod(shape), self._levels(shape), scale_dtype(dtype)
+        numel, levels, wide_dtype = prod(shape), self.levels(shape), scale_dtype(dtype)
         if _section_bytes(numel, levels, dtype) + _ROTATION_HEAD >= numel * DTYPES[dtype].itemsize:
             return None
         wide = operators.widen(flat, wide_dtype)
@@ -150,16 +150,17 @@ class BlockQuantized:
     def shaped_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
         """See ``codecs.base.ByShape``: rows may be short."""
         numel = prod(shape)
-        levels = self._levels(shape)
+        levels = self.levels(shape)
         coded = _section_bytes(numel, levels, "float64" if itemsize == 8 else "float32")
         dense = numel * itemsize
         return HEAD_BYTES + float(coded if coded + _ROTATION_HEAD < dense else dense)
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """See ``Codec``."""
-        return level_error(self._levels(shape))
+        return level_error(self.levels(shape))
 
-    def _levels(self, shape: tuple[int, ...]) -> Levels:
+    def levels(self, shape: tuple[int, ...]) -> Levels:
+        """How arrays of ``shape`` are quantized."""
         block = _row(shape) if self.block == "row" else int(self.block)
         stochastic, normal = self.rounding == "stochastic", self.scale == "normal"
         return Levels(bits=self.bits, block=block, stochastic=stochastic, seed=derive(self.seed, "rounding"), normal=normal)

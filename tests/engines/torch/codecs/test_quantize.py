@@ -30,7 +30,7 @@ def tensors(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "ties": torch.randint(-7, 8, (1_024,), generator=generator) / 2,
         "rows": normal[:3_000].reshape(10, 10, 30),
         "transposed": normal[:3_000].reshape(50, 60).T,
-        "slice": normal[:3_000].reshape(50, 60)[:, 7:47],
+        "slice": normal[:3_000].to(dtype).reshape(50, 60)[:, 7:47],
         "expanded": normal[:600].reshape(1, 600).expand(4, 600),
         "short last dim": normal[:1_000].reshape(500, 2, 1),
     }

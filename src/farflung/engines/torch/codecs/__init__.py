@@ -6,7 +6,8 @@ In the order of data flow:
 ``encode``            an array's layout and payload from a tensor
 ``quantize``          block quantization by tensor operators
 ``topk``              top-k by tensor operators or kernels; PyTorch's own top-k
-``triton_selection``  the kernels
+``kernels``           when kernels take a tensor
+``triton_quantization``, ``triton_selection``  the kernels
 """
 
 from farflung.engines.torch.codecs.encode import encode_tensor

@@ -9,6 +9,7 @@ from farflung.codecs.quantization.quantized import BlockQuantized
 from farflung.codecs.sparse.topk import TopK
 from farflung.engines.layout import distinct
 from farflung.engines.torch.arrays import spec_of
+from farflung.engines.torch.codecs.kernels import by_kernels
 from farflung.engines.torch.codecs.quantize import TensorOperators
 from farflung.engines.torch.codecs.topk import encode_topk
 from farflung.wire.arrays import ArrayMeta, c_strides, packed_layout
@@ -33,9 +34,17 @@ def encode_tensor(codec: Codec, tensor: torch.Tensor) -> tuple[ArrayMeta, Payloa
     flat = tensor.as_strided([size for size, _ in dims], [stride for _, stride in dims]).reshape(-1)
     shape = spec.shape if meta.strides is None else (numel,)  # rows have a meaning to some codecs
     if isinstance(codec, BlockQuantized) and codec.exact:
-        payload = codec.encode_flat(spec.dtype, shape, flat, TensorOperators())
+        payload = _quantized(codec, spec.dtype, shape, flat)
     elif isinstance(codec, TopK):
         payload = encode_topk(codec, spec.dtype, shape, flat)
     else:
         payload = None
     return None if payload is None else (meta, payload)
+
+
+def _quantized(codec: BlockQuantized, dtype: str, shape: tuple[int, ...], flat: torch.Tensor) -> Payload | None:
+    """By a kernel where one suits, else by tensor operators."""
+    payload: Payload | None = by_kernels(
+        flat, "triton_quantization", lambda kernels: kernels.encode_quantized(codec, dtype, shape, flat)
+    )
+    return codec.encode_flat(dtype, shape, flat, TensorOperators()) if payload is None else payload
