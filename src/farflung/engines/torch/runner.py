@@ -309,7 +309,8 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
     def _zeros(self, value: ValueRef) -> torch.Tensor:
         spec = self._edges[value].spec
         dtype = _AUTOCAST.get(self._settings.precision, torch.float32)
-        return torch.zeros(spec.shape, dtype=dtype if spec.dtype == "float32" else getattr(torch, spec.dtype))
+        chosen = dtype if spec.dtype == "float32" else getattr(torch, spec.dtype)
+        return torch.zeros(spec.shape, dtype=chosen, device=self._device)
 
     # Update
 
