@@ -20,6 +20,7 @@ import psutil
 
 from farflung.engines.base import Array, DeviceReport, Engine, EngineSettings, EngineSupport, Forward, MicroBatch, StageRunner
 from farflung.engines.devices import ComputeDevice
+from farflung.engines.encoded_value import SentValues
 from farflung.optim import update_flops
 from farflung.plan import CostTables
 
@@ -183,7 +184,7 @@ class _PacedRunner:
         with self._engine.retained_state(self._pace.forward):
             return self.inner.forward(key, values, data)
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         self._begin = time.perf_counter()
         with self._engine.retained_state(self._pace.backward):
             return self.inner.backward(key, gradients, weight)

@@ -145,7 +145,7 @@ def _speed(settings: CodecsSettings, say: Say) -> dict[str, Any]:
     """Encode and decode at 1 %, in turns with the peer."""
     import torch
 
-    from farflung.engines.torch.codecs import plain_topk, plain_untopk
+    from farflung.engines.torch.codecs.topk import plain_topk, plain_untopk
 
     numel = round(settings.speed_millions * (1 << 20))
     array = heavy_tailed(numel, settings.seed)

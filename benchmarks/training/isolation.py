@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.harness.base import Check, Report, Say, Settings, bounded
 from farflung.engines import EngineSettings, MicroBatch, StageRunner, get_engine
 from farflung.engines.base import Array, Engine
+from farflung.engines.encoded_value import arrays_of
 from farflung.engines.isolated import IsolatedEngine, Zygote
 from farflung.frontends.recipes import load_recipe
 from farflung.graph.cut import cut
@@ -145,11 +146,11 @@ class _Stages:
         values = dict[ValueRef, Array]()
         for piece, runner in zip(self.pieces, self.runners, strict=True):
             wanted = {edge.value: values[edge.value] for edge in piece.takes}
-            values |= runner.forward(key, wanted, {name: self.data[name] for name in piece.placeholders}).values
+            values |= arrays_of(runner.forward(key, wanted, {name: self.data[name] for name in piece.placeholders}).values)
         back: dict[ValueRef, list[Array]] = {}
         for piece, runner in zip(reversed(self.pieces), reversed(self.runners), strict=True):
             given = {edge.value: back[edge.value] for edge in piece.requires_gradients}
-            for value, array in runner.backward(key, given, 1.0 / self._micro_batches).items():
+            for value, array in arrays_of(runner.backward(key, given, 1.0 / self._micro_batches)).items():
                 back.setdefault(value, []).append(array)
 
     def states(self) -> list[Array]:

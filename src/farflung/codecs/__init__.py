@@ -18,7 +18,7 @@ from farflung.codecs.base import DEFAULT_LIMIT, Codec, Payload, foretold_bytes
 from farflung.codecs.choice import Measure, Option, allocate, measure
 from farflung.codecs.codec_strings import codec_parts, read_codec, read_memory
 from farflung.codecs.keys import keyed
-from farflung.codecs.members import CODECS, decode_payload, get_codec
+from farflung.codecs.members import CODECS, decode_payload, get_codec, on_devices
 from farflung.codecs.memory import MEMORIES, Memory, get_memory
 from farflung.codecs.ratios import adaptive_ratios, wire_factor, words_per_kept
 
@@ -40,6 +40,7 @@ __all__ = [
     "get_memory",
     "keyed",
     "measure",
+    "on_devices",
     "read_codec",
     "read_memory",
     "wire_factor",

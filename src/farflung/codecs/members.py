@@ -15,7 +15,7 @@ from farflung.errors import CodecError, InputError
 from farflung.known_names import known_names
 from farflung.registry import Registry
 
-__all__ = ["CODECS", "decode_payload", "get_codec"]
+__all__ = ["CODECS", "decode_payload", "get_codec", "on_devices"]
 
 #: Codecs by name; a member is a callable that takes the codec's parameters (all with defaults).
 CODECS: Registry[Callable[..., Codec]] = Registry("codec", "codecs")
@@ -36,6 +36,11 @@ def get_codec(name: str, /, **params: object) -> Codec:
         raise InputError(f"codec {name!r} has no parameter {unknown[0]!r}: {known_names(unknown[0], known)}")
     with CODECS.blame(name, "can't be made"):
         return factory(**params)
+
+
+def on_devices(codec: Codec) -> bool:
+    """Whether an engine can encode by ``codec`` on any device, with the bytes of NumPy."""
+    return isinstance(codec, BlockQuantized | TopK) and codec.exact
 
 
 def decode_payload(payload: Payload) -> Array:

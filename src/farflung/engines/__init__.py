@@ -4,7 +4,7 @@
 - ``devices``: devices of a machine. ``warmup``: how fast they are. ``probe``: what the broker lets a new worker compute.
 - ``torch``, ``jax``, ``reference``, ``shapes``: the engines. ``in_process``: the part of engines without a process of their own.
 - ``host``: what engines without PyTorch share.
-- ``stateful_runner``, ``layout``, ``present``: what runners of all engines share.
+- ``stateful_runner``, ``layout``, ``present``: what runners of all engines share. ``encoded_value``: what they encode.
 - ``isolation``, ``isolated``: an engine in processes of its own. ``site``: one engine over several devices.
 - ``offloaded_states``, ``state_file``: optimizer states on a disk.
 """

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from farflung.engines.devices import ComputeDevice
+from farflung.engines.encoded_value import Coding, SentValues
 from farflung.engines.state_file import StateFile
 from farflung.graph.cut import SubGraph
 from farflung.graph.ir import Graph, Use, ValueRef
@@ -55,6 +56,7 @@ class EngineSettings:
     ``sharded``: each rank of a site has a part of the parameters, and gathers those of a block before it computes.
     ``tensor``: the ranks of a site compute each micro-batch together (``graph.tensor_parallel``).
     ``part_ends``: the micro-batches before which ``StageRunner.close_part`` or ``take_gradients`` will end a part of the sum.
+    ``codings``: which values to hand out encoded. An engine may hand out arrays nevertheless.
     """
 
     device: str = "cpu"
@@ -70,13 +72,14 @@ class EngineSettings:
     sharded: bool = False
     tensor: bool = False
     part_ends: tuple[int, ...] = ()
+    codings: tuple[Coding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """What a forward gives: ``values`` for other stages (those of ``sends_activations``), ``outputs`` of the graph made here."""
 
-    values: Mapping[ValueRef, Array]
+    values: SentValues
     outputs: Mapping[str, Array]
 
 
@@ -152,7 +155,7 @@ class StageRunner(Protocol):
         """Forward of one micro-batch: ``values`` from other stages (none for edges with ``alias_of``), ``data`` by
         placeholder name. With ``training`` what backward needs is kept until then."""
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """Backward of one micro-batch, accumulating parameter gradients.
 
         ``gradients``: for each value of ``requires_gradients`` the gradients of its reading stages by descending stage, as

@@ -358,6 +358,7 @@ _CODEC_KEYS = {
     "error": ("auto",),
     "rounding": _LEVELS,
     "rotate": _LEVELS,
+    "encoder": ("topk", "adatopk", *_LEVELS, "auto"),
 }
 #: Codecs of which it is known here which keys they have; of others the codec says it.
 _OURS = frozenset((*_SPARSE, *_LEVELS, "identity", "cast", "fp16", "bf16", "sign", "lowrank", "auto"))

@@ -185,6 +185,9 @@ class CodecSpec(Section):
     rounding: Literal["nearest", "stochastic"] = "nearest"
     #: Spread outliers before quantization.
     rotate: bool = False
+    #: Where values are encoded. `device`: where they are computed, if the engine has the codec. `host`: on the CPU, while the
+    #: stage computes on. `auto`: `device` on an accelerator, else `host`. The payloads are the same.
+    encoder: Literal["auto", "host", "device"] = "auto"
     #: `slow`: compress only links whose transfers take more than half of the time that bounds a micro-batch.
     where: Literal["all", "slow"] = "all"
     #: The sample cache of a link. `difference`: send only the change of a sample's value since the last epoch. `error_feedback`:

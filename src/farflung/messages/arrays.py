@@ -13,7 +13,7 @@ from farflung.memory_budget import MemoryBudget
 from farflung.messages.array_headers import ArrayHeader, ArrayItem, PayloadHeader
 from farflung.messages.data import ArraysMessage
 from farflung.messages.schema import UNSET, Sections, UnsetType, kind_of
-from farflung.wire.arrays import DTYPES, Array, compact, pack, restore, unpack
+from farflung.wire.arrays import DTYPES, Array, ArrayMeta, compact, pack, restore, unpack
 
 __all__ = [
     "FLOATING",
@@ -26,6 +26,7 @@ __all__ = [
     "pack_encoded",
     "pack_payloads",
     "packed_arrays",
+    "packed_payload",
 ]
 
 ArraysT = TypeVar("ArraysT", bound=ArraysMessage)
@@ -54,6 +55,11 @@ def encode_array(array: Array, codec: Codec | None) -> PackedArray:
         return PackedArray(ArrayHeader.of(meta), UNSET, (buffer,))
     meta, flat = compact(array)
     payload = codec.encode(flat.reshape(meta.shape) if meta.strides is None else flat)  # rows have a meaning to some codecs
+    return packed_payload(meta, payload)
+
+
+def packed_payload(meta: ArrayMeta, payload: Payload) -> PackedArray:
+    """Return the array with the layout ``meta`` that ``payload`` encodes."""
     return PackedArray(ArrayHeader.of(meta), payload.to_header(), tuple(payload.sections))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farflung.engines.base import Array, MicroBatch, StageRunner
+from farflung.engines.encoded_value import SentValues
 from farflung.engines.site.runner import SiteRunner
 from farflung.graph.ir import Use, ValueRef
 from farflung.schedules.base import ActionKind
@@ -34,7 +35,7 @@ class ActionResult:
     by use, and ``seconds`` the time that it took.
     """
 
-    values: Mapping[ValueRef, Array] = field(default_factory=dict)
+    values: SentValues = field(default_factory=dict)
     outputs: Mapping[str, Array] = field(default_factory=dict)
     loss: float | None = None
     gradients: Mapping[Use, Array] = field(default_factory=dict)

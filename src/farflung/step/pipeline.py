@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from farflung.engines.base import Array, StageRunner
+from farflung.engines.encoded_value import arrays_of
 from farflung.graph.cut import SubGraph
 from farflung.schedules import Progress, as_ready, get_schedule
 from farflung.schedules.base import Action, ActionKind
@@ -150,7 +151,7 @@ class _ScheduledActions(QueuedActions):
             assert self._parts.sync is not None
             self._parts.sync.watched(action.stage)
         if self._tolerant and action.kind is ActionKind.FORWARD:  # gradients that come back say nothing of their senders then
-            for value in result.values.values():
+            for value in arrays_of(result.values).values():
                 self._context.transfer.spoilt.check(self.step, self._context.setup.device, value)
         self._parts.verification.computed(self.step, action, self._taken, result)
         super().finish(action, result)

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 from farflung.engines.base import Array, MicroBatch, StageRunner
+from farflung.engines.encoded_value import EncodedValue, SentValues
 from farflung.errors import FailedBatch
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import ValueRef
@@ -41,7 +42,7 @@ class Routes(Protocol):
     def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> Hashable:
         """Return the key under which the value of ``edge`` (or its gradient) waits in the inbox."""
 
-    def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
+    def send(self, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
         """Send the value of ``edge`` to the stage that reads it, or its gradient to the stage that made it."""
 
 
@@ -148,7 +149,7 @@ def take_gradients(inbox: Inbox, routes: Routes, piece: SubGraph, micro_batch: i
     return gradients
 
 
-def send_results(routes: Routes, piece: SubGraph, action: Action, values: Mapping[ValueRef, Array]) -> None:
+def send_results(routes: Routes, piece: SubGraph, action: Action, values: SentValues) -> None:
     """Send the ``values`` that ``action`` gave: to later stages, or gradients to earlier ones."""
     if action.kind is ActionKind.WEIGHT:
         return

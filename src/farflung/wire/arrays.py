@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from farflung.errors import WireError
 from farflung.wire.frames import Buffer
 
-__all__ = ["DTYPES", "ArrayMeta", "c_strides", "check_dense", "compact", "describe", "pack", "restore", "unpack"]
+__all__ = ["DTYPES", "ArrayMeta", "c_strides", "check_dense", "compact", "describe", "pack", "packed_layout", "restore", "unpack"]
 
 Array = NDArray[Any]
 
@@ -87,7 +87,7 @@ class ArrayMeta:
     @property
     def packed_numel(self) -> int:
         """Number of elements that travel."""
-        return _layout(self)[1]
+        return packed_layout(self)[1]
 
     @property
     def packed_nbytes(self) -> int:
@@ -142,7 +142,7 @@ def compact(array: Array) -> tuple[ArrayMeta, Array]:
     meta = describe(array)
     if meta.strides is None:
         return meta, np.ascontiguousarray(array).reshape(-1)
-    sizes, numel = _layout(meta)
+    sizes, numel = packed_layout(meta)
     if numel == 0:
         return meta, np.empty(0, array.dtype)
     width = array.dtype.itemsize
@@ -161,7 +161,7 @@ def restore(meta: ArrayMeta, flat: Array, limit: int) -> Array:
     """
     _check_limit(meta, limit)
     dtype = DTYPES[meta.dtype]
-    sizes, numel = _layout(meta)
+    sizes, numel = packed_layout(meta)
     if flat.dtype != dtype or flat.shape != (numel,):
         raise WireError(f"an array of {meta.dtype} {meta.shape} needs {numel} elements, got {flat.dtype.name} {flat.shape}")
     memory = flat
@@ -219,7 +219,7 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _layout(meta: ArrayMeta) -> tuple[list[tuple[int, int]], int]:
+def packed_layout(meta: ArrayMeta) -> tuple[list[tuple[int, int]], int]:
     """(size, stride) of the travelling view's dims, and its number of elements; see the head of this file."""
     if 0 in meta.shape:
         return [(0, 1)], 0

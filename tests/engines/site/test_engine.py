@@ -12,7 +12,9 @@ import psutil
 import pytest
 import torch
 
+from farflung.codecs import get_codec, keyed
 from farflung.engines import ComputeDevice, EngineSettings, MicroBatch
+from farflung.engines.encoded_value import Coding, EncodedValue, array_of
 from farflung.engines.isolated import PROTECTIONS, Zygote
 from farflung.engines.isolated.control import Fold
 from farflung.engines.isolated.process import Deadlines
@@ -23,6 +25,7 @@ from farflung.engines.torch.ranks.group import RankGroup
 from farflung.errors import EngineCrashed, FarflungError, GraphError, InputError
 from farflung.graph.cut import cut
 from farflung.job.spec import OptimizerSpec
+from farflung.messages.arrays import encode_array, packed_payload
 from tests.support.engines.engine_drive import assert_equal, captured, equal_cuts, make, module_states, plain, run
 
 SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9))
@@ -66,6 +69,26 @@ def test_the_bits_with_sharded_parameters(name: str, site: SiteAttempt) -> None:
     for settings in (SETTINGS, replace(SETTINGS, split_backward=True), replace(SETTINGS, recompute=True)):
         sharded = replace(settings, sharded=True)
         assert_equal(run(name, equal_cuts(captured(name), 2), 2, sharded, site), truth)
+
+
+@pytest.mark.parametrize("divided", ["", "sharded", "tensor"])
+def test_ranks_encode_what_leaves_the_site(divided: str, site: SiteAttempt) -> None:
+    graph = captured("gpt2")
+    piece, _ = cut(graph, equal_cuts(graph, 2))
+    value = piece.gives[0].value
+    coding = Coding(value=value, gradient=False, name="int8", params=(("rounding", "stochastic"),), micro_batches=(1,))
+    codec, given = get_codec("int8", rounding="stochastic"), []
+    for codings in ((), (coding,)):
+        runner = site.open(piece, replace(SETTINGS, sharded=divided == "sharded", tensor=divided == "tensor", codings=codings))
+        runner.load({name: state for name, state in module_states(make("gpt2")[0]).items() if name in piece.states})
+        found = [runner.forward(MicroBatch(0, index), {}, data_of(runner, index)).values[value] for index in range(2)]
+        given.append(found)
+    (_, alone), (first, second) = given
+    assert isinstance(first, np.ndarray)
+    assert isinstance(second, EncodedValue)
+    wanted = encode_array(array_of(alone), keyed(codec, SETTINGS.seed, 0, 1, str(value), 0))
+    assert packed_payload(second.meta, second.payload)[:2] == wanted[:2]
+    assert [bytes(part) for part in second.payload.sections] == [bytes(part) for part in wanted.sections]
 
 
 def test_clipping_and_reduced_precision(site: SiteAttempt) -> None:

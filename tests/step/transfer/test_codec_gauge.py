@@ -103,9 +103,9 @@ def test_both_ends_of_a_link_are_one_record() -> None:
     assert one.plus(CodecUse(error=0.4)).error == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_runs_report_them(memory: bool) -> None:
-    case = case_of() if memory else plain_case()
+@pytest.mark.parametrize("encoder", ["host, with memory", "host", "device"])
+def test_runs_report_them(encoder: str) -> None:
+    case = case_of() if encoder == "host, with memory" else plain_case(encoder)
     reports = run_threads(case).reports
     links = {link for report in reports for link in report.codecs}
     assert links == {(0, 1), (1, 0)}
@@ -116,8 +116,8 @@ def test_runs_report_them(memory: bool) -> None:
     assert all(0 < error < 0.5 for error in errors), "of 4 bits, or of differences"
 
 
-def plain_case() -> Case:
-    job = job_of(steps=2, micro_batch_sizes=SIZES, codec={"name": "int4"})
+def plain_case(encoder: str = "host") -> Case:
+    job = job_of(steps=2, micro_batch_sizes=SIZES, codec={"name": "int4", "encoder": encoder})
     links = [LinkPlan(source=0, target=1, activations=CODEC, gradients=CODEC)]
     return Case(job=job, devices=("a", "b"), make=calm_tangle, cut_seed=3, batch=again(2), links=links)
 

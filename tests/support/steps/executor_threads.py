@@ -22,7 +22,7 @@ from farflung.client.in_process import LocalRun
 from farflung.client.shared_batches import SharedBatches
 from farflung.cluster import Topology
 from farflung.engines import get_engine
-from farflung.engines.base import Array
+from farflung.engines.base import Array, Engine
 from farflung.frontends.torch.ambient import batch_arrays, module_states
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
@@ -134,6 +134,7 @@ class Case:
     links: Sequence[LinkPlan] = ()
     #: how many steps of a period each pipeline takes (empty: what the planner finds)
     local_steps: tuple[int, ...] = ()
+    engine: Engine | None = None
     #: steps whose inputs are multiplied, and by what
     spoilt: Mapping[int, float] = field(default_factory=dict)
 
@@ -262,7 +263,7 @@ def run_threads(case: Case) -> Ran:
     shared = SharedBatches(lambda s, m: batch_arrays(case.batches(s, m), order), sum(1 for piece in pieces if piece.placeholders))
     states = module_states(module, graph)
     hooks = {device: Hooks(case, bundle, plan, device, shared, states, ran) for device in setups}
-    run = LocalRun(setups, hooks, get_engine("torch"), MemoryHub().endpoint, case.job.threads, keep_gradients=True)
+    run = LocalRun(setups, hooks, case.engine or get_engine("torch"), MemoryHub().endpoint, case.job.threads, keep_gradients=True)
     run.run()
     ran.states = run.states()
     for device, executor in run.executors.items():

@@ -71,7 +71,7 @@ def quantize(flat: Array, levels: Levels, scale_dtype: np.dtype[np.floating]) ->
     numel = flat.size
     blocks = np.zeros((-(-numel // levels.block), levels.block), scale_dtype)
     blocks.reshape(-1)[:numel] = flat
-    peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    peaks = np.abs(np.maximum(blocks.max(axis=1), -blocks.min(axis=1)))  # of zeros of both signs the maximum is either
     lost = ~np.isfinite(peaks)
     if lost.any():
         peaks[lost], blocks[lost] = np.nan, 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from farflung.codecs.quantization.rotation import rotate, unrotate
 from farflung.errors import CodecError, InputError
 from farflung.wire.arrays import DTYPES
 
-__all__ = ["ROUNDINGS", "SCALES", "BlockQuantized", "read_quantized", "scale_dtype"]
+__all__ = ["ROUNDINGS", "SCALES", "BlockQuantized", "FlatOperators", "read_quantized", "scale_dtype"]
+
+Flat = TypeVar("Flat")
 
 ROUNDINGS = ("nearest", "stochastic")
 SCALES = ("peak", "normal")
@@ -28,6 +30,39 @@ _MAX_BLOCK = 1 << 20
 _DEFAULT_BLOCK = 256
 _MAX_CHUNK = 1 << 12
 _ROTATION_HEAD = 32
+
+
+class FlatOperators(Protocol[Flat]):
+    """Operators of the quantizer on flat arrays of one kind. NumPy's are the specification, others give the same bits."""
+
+    def widen(self, flat: Flat, dtype: str) -> Flat:
+        """The elements as ``dtype`` (float32 or float64)."""
+
+    def peak(self, flat: Flat) -> float:
+        """The largest magnitude; NaN if there is one."""
+
+    def rotate(self, flat: Flat, chunk: int, seed: int) -> Flat:
+        """See ``rotation.rotate``."""
+
+    def quantize(self, flat: Flat, levels: Levels) -> tuple[Array, Array]:
+        """See ``levels.quantize``."""
+
+
+class _NumPyOperators:
+    """The specification."""
+
+    def widen(self, flat: Array, dtype: str) -> Array:
+        return flat.astype(DTYPES[dtype], copy=False)
+
+    def peak(self, flat: Array) -> float:
+        with np.errstate(all="ignore"):
+            return float(max(flat.max(), -flat.min()))
+
+    def rotate(self, flat: Array, chunk: int, seed: int) -> Array:
+        return rotate(flat, chunk, seed)
+
+    def quantize(self, flat: Array, levels: Levels) -> tuple[Array, Array]:
+        return quantize(flat, levels, flat.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +98,30 @@ class BlockQuantized:
     def encode(self, array: Array) -> Payload:
         """See ``Codec``; gives a payload of ``identity`` where that is smaller or the elements are not floating-point."""
         dtype, flat = flatten(array)
-        levels = self._levels(_row(array.shape) if self.block == "row" else int(self.block))
-        if dtype not in FLOATING or _section_bytes(flat.size, levels, dtype) + _ROTATION_HEAD >= flat.nbytes:
-            return Identity().encode(array)
-        wide = flat.astype(DTYPES[scale_dtype(dtype)], copy=False)
+        payload = self.encode_flat(dtype, array.shape, flat, _NumPyOperators()) if dtype in FLOATING else None
+        return Identity().encode(array) if payload is None else payload
+
+    @property
+    def exact(self) -> bool:
+        """Whether each operator has one result: there are no sums whose order a device would choose."""
+        return self.scale == "peak" and (self.bits >= 3 or self.rounding == "stochastic")
+
+    def encode_flat(self, dtype: str, shape: tuple[int, ...], flat: Flat, operators: FlatOperators[Flat]) -> Payload | None:
+        """The payload of the floating-point elements ``flat`` of an array; ``None`` if ``identity`` is smaller."""
+        numel, levels, wide_dtype = prod(shape), self.levels(shape), scale_dtype(dtype)
+        if _section_bytes(numel, levels, dtype) + _ROTATION_HEAD >= numel * DTYPES[dtype].itemsize:
+            return None
+        wide = operators.widen(flat, wide_dtype)
         fields: dict[str, int] = {"bits": levels.bits, "block": levels.block}
         chunk = _chunk(levels.block)
-        if self.rotate and _can_rotate(wide, chunk):
+        # sums of a chunk must stay finite
+        if self.rotate and 2 <= chunk <= numel and operators.peak(wide) * chunk < finite_max(wide_dtype) / 4:
             seed = derive(self.seed, "rotation") >> 32
-            wide = rotate(wide, chunk, seed)
+            wide = operators.rotate(wide, chunk, seed)
             fields |= {"rotation": chunk, "seed": seed}
-        codes, scales = quantize(wide, levels, wide.dtype)
+        codes, scales = operators.quantize(wide, levels)
         sections = (as_section(codes), as_section(scales))
-        return Payload(codec=self.name, dtype=dtype, shape=array.shape, fields=fields, sections=sections)
+        return Payload(codec=self.name, dtype=dtype, shape=shape, fields=fields, sections=sections)
 
     def decode(self, payload: Payload) -> Array:
         """See ``Codec``; the payload says itself how many bits and how large blocks it has."""
@@ -104,16 +150,18 @@ class BlockQuantized:
     def shaped_bytes(self, shape: tuple[int, ...], itemsize: int) -> float:
         """See ``codecs.base.ByShape``: rows may be short."""
         numel = prod(shape)
-        levels = self._levels(_row(shape) if self.block == "row" else int(self.block))
+        levels = self.levels(shape)
         coded = _section_bytes(numel, levels, "float64" if itemsize == 8 else "float32")
         dense = numel * itemsize
         return HEAD_BYTES + float(coded if coded + _ROTATION_HEAD < dense else dense)
 
     def error_bound(self, shape: tuple[int, ...]) -> float:
         """See ``Codec``."""
-        return level_error(self._levels(_row(shape) if self.block == "row" else int(self.block)))
+        return level_error(self.levels(shape))
 
-    def _levels(self, block: int) -> Levels:
+    def levels(self, shape: tuple[int, ...]) -> Levels:
+        """How arrays of ``shape`` are quantized."""
+        block = _row(shape) if self.block == "row" else int(self.block)
         stochastic, normal = self.rounding == "stochastic", self.scale == "normal"
         return Levels(bits=self.bits, block=block, stochastic=stochastic, seed=derive(self.seed, "rounding"), normal=normal)
 
@@ -146,15 +194,6 @@ def _row(shape: tuple[int, ...]) -> int:
 def _chunk(block: int) -> int:
     """The largest power of two that divides the block, so that no chunk lies in two blocks."""
     return min(_MAX_CHUNK, block & -block)
-
-
-def _can_rotate(flat: Array, chunk: int) -> bool:
-    """Whether there is something to rotate and sums of a chunk stay finite."""
-    if chunk < 2 or flat.size < chunk:
-        return False
-    with np.errstate(all="ignore"):
-        peak = float(max(flat.max(), -flat.min()))
-    return peak * chunk < finite_max(flat.dtype.name) / 4
 
 
 def _section_bytes(numel: int, levels: Levels, dtype: str) -> int:

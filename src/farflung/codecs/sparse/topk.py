@@ -52,6 +52,11 @@ class TopK:
         if self.selection not in SELECTIONS:
             raise InputError(f"codec 'topk' knows the selections {', '.join(SELECTIONS)}, got {self.selection!r}")
 
+    @property
+    def exact(self) -> bool:
+        """Whether the selection has one result, however it is found."""
+        return self.selection == "exact"
+
     def kept(self, numel: int) -> int:
         """How many of ``numel`` elements are kept."""
         return min(numel, max(1, round(numel / self.ratio)))

@@ -6,7 +6,7 @@ In the order in which a call passes through:
 - ``runner``: a ``StageRunner`` of it; checks what comes back against the graph.
 - ``exchange``: one message and its answer at a time.
 - ``process``: starts and ends processes, waits for answers, says how a process died.
-- ``control``: the messages. ``arena``: the shared memory for arrays.
+- ``control``: the messages. ``arena``: the shared memory for arrays. ``encoded``: payloads in it.
 - ``zygote``: the process that forks, and the guard of each process that computes.
 - ``lockdown``: what that process gives up (``landlock``, ``seccomp``, namespaces, limits).
 - ``service``: answers the calls with another engine.

@@ -15,7 +15,9 @@ import msgspec
 
 from farflung.engines.base import DeviceReport, EngineSupport, MicroBatch
 from farflung.engines.devices import ComputeDevice
+from farflung.engines.encoded_value import Coding
 from farflung.engines.isolated.arena import Arena, Slot
+from farflung.engines.isolated.encoded import Encoded
 from farflung.errors import WireError
 from farflung.graph.cut import Edge
 from farflung.wire.struct_types import prepare
@@ -128,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sharded: bool = False
     tensor: bool = False
     part_ends: tuple[int, ...] = ()
+    codings: tuple[Coding, ...] = ()
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True):
@@ -211,6 +214,7 @@ class Done(Message, frozen=True, kw_only=True):
     """A call has succeeded; the fields that it fills depend on its method."""
 
     values: Arrays = {}
+    encoded: dict[str, Encoded] = {}
     outputs: Arrays = {}
     numbers: dict[str, float] = {}
     names: tuple[str, ...] = ()

@@ -102,6 +102,7 @@ class AttemptEngine(Exchange):
                     sharded=settings.sharded,
                     tensor=settings.tensor,
                     part_ends=settings.part_ends,
+                    codings=settings.codings,
                 ),
                 share=None if share is None else share.number,
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
+from farflung.engines.encoded_value import EncodedValue, SentValues
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.engines.isolated.control import Arrays, Call, Done, Fold, Method
+from farflung.engines.isolated.encoded import Encoded, copy_encoded
 from farflung.engines.isolated.exchange import Exchange
 from farflung.engines.isolated.service import read_use, write_use
 from farflung.errors import WireError
@@ -40,6 +42,7 @@ class IsolatedRunner:
         #: Element types that autocast may give a value instead of its own.
         self._also = frozenset({"bf16": {"bfloat16"}, "fp16": {"float16"}}.get(settings.precision, ()))
         self._optimizer, self._offloads = settings.optimizer, settings.offload is not None
+        self._codings = frozenset((coding.value, coding.gradient) for coding in settings.codings)
         self._budget = settings.budget
         self._ready: Callable[[int], None] | None = None
 
@@ -125,13 +128,11 @@ class IsolatedRunner:
     def forwarded(self) -> Forward:
         """Wait for the answer to a forward."""
         done = self.attempt.answer("the forward")
-        sent, made = self._slots(done.values), self._slots(done.outputs)
-        self._check(sent, {str(value): spec for value, spec in self._sends.items()})
+        made = self._slots(done.outputs)
         self._check(made, self._outputs)
-        values = {ValueRef.parse(name): array for name, array in self._copied(sent).items()}
-        return Forward(values=values, outputs=self._copied(made))
+        return Forward(values=self._sent(done, self._sends, gradient=False), outputs=self._copied(made))
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """See ``StageRunner``."""
         with self.attempt.message() as arena:
             self.attempt.post(self.backward_call(arena, key, gradients, weight))
@@ -149,12 +150,30 @@ class IsolatedRunner:
         given: Arrays = {str(v): tuple(arena.write(array) for array in arrays) for v, arrays in gradients.items()}
         return Call(runner=self.number, method="backward", key=key, values=given, weight=weight, folds=folds)
 
-    def went_back(self) -> Mapping[ValueRef, Array]:
+    def went_back(self) -> SentValues:
         """Wait for the answer to a backward."""
-        done = self.attempt.answer("the backward", self._ready)
-        found = self._slots(done.values)
-        self._check(found, {str(value): spec for value, spec in self._returns.items()})
-        return {ValueRef.parse(name): array for name, array in self._copied(found).items()}
+        return self._sent(self.attempt.answer("the backward", self._ready), self._returns, gradient=True)
+
+    def _sent(self, done: Done, declared: Mapping[ValueRef, TensorSpec], *, gradient: bool) -> SentValues:
+        """The values that ``done`` brings: as arrays, or encoded where a coding allows it."""
+        found, encoded = self._slots(done.values), done.encoded
+        self._check(found, {str(value): spec for value, spec in declared.items() if str(value) not in encoded})
+        specs = {str(value): spec for value, spec in declared.items() if (value, gradient) in self._codings}
+        if not encoded.keys() <= specs.keys():
+            raise self._strange("a payload that nobody asked for")
+        for name, one in encoded.items():
+            spec = specs[name]
+            if one.shape != spec.shape or one.dtype not in {spec.dtype, *self._also} or one.nbytes > spec.nbytes:
+                raise self._strange(f"a payload for {name!r:.60} that is another value's or too large")
+        arrays = {ValueRef.parse(name): array for name, array in self._copied(found).items()}
+        return {**arrays, **{ValueRef.parse(name): self._payload(one) for name, one in encoded.items()}}
+
+    def _payload(self, one: Encoded) -> EncodedValue:
+        try:
+            return copy_encoded(one, lambda slot: self.attempt.copy(slot, self._budget))
+        except WireError:
+            self.attempt.end()
+            raise
 
     def backward_weights(self, key: MicroBatch) -> None:
         """See ``StageRunner``."""

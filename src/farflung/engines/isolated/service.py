@@ -12,6 +12,7 @@ import numpy as np
 from farflung import errors
 from farflung.defects import defect_text
 from farflung.engines.base import Array, Engine, EngineSettings, StageRunner
+from farflung.engines.encoded_value import EncodedValue, SentValues
 from farflung.engines.isolated.arena import Arena, Slot
 from farflung.engines.isolated.control import (
     Arrays,
@@ -27,6 +28,7 @@ from farflung.engines.isolated.control import (
     receive_with_files,
     send,
 )
+from farflung.engines.isolated.encoded import write_encoded
 from farflung.engines.registry import rank_engine
 from farflung.engines.state_file import StateFile
 from farflung.errors import FarflungError
@@ -129,6 +131,7 @@ class Service:
             sharded=given.sharded,
             tensor=given.tensor,
             part_ends=given.part_ends,
+            codings=given.codings,
         )
         subgraph = SubGraph(
             graph=self._read_graph(order.graph),
@@ -194,15 +197,23 @@ class Service:
     def _forward(self, runner: StageRunner, call: Call) -> Done:
         values = {ValueRef.parse(name): array for name, array in self._one(call.values).items()}
         found = runner.forward(call.key, values, self._one(call.data))
-        sent = {str(value): array for value, array in found.values.items()}
-        return Done(values=self._written(sent), outputs=self._written(found.outputs))
+        return self._sent(found.values, found.outputs)
 
     def _backward(self, runner: StageRunner, call: Call) -> Done:
         gradients = {ValueRef.parse(n): tuple(self._arena.view(slot) for slot in slots) for n, slots in call.values.items()}
         if call.folds:
             runner.gradients_of_blocks.expect(call.folds)  # type: ignore[attr-defined]
         found = runner.backward(call.key, gradients, call.weight)
-        return Done(values=self._written({str(value): array for value, array in found.items()}))
+        return self._sent(found, {})
+
+    def _sent(self, values: SentValues, outputs: Mapping[str, Array]) -> Done:
+        arrays = {str(name): value for name, value in values.items() if not isinstance(value, EncodedValue)}
+        encoded = {str(name): value for name, value in values.items() if isinstance(value, EncodedValue)}
+        return Done(
+            values=self._written(arrays),
+            encoded={name: write_encoded(self._arena, value) for name, value in encoded.items()},
+            outputs=self._written(outputs),
+        )
 
     def _backward_weights(self, runner: StageRunner, call: Call) -> Done:
         runner.backward_weights(call.key)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from farflung.engines.base import Array, Forward, MicroBatch
+from farflung.engines.encoded_value import SentValues
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Call, Done, EngineCall, Fold, Message, Method
 from farflung.engines.isolated.engine import AttemptEngine
@@ -82,7 +83,7 @@ class RankEngine(AttemptEngine):
 
     def __init__(self, compute: Compute, version: str, rank: int) -> None:
         super().__init__(compute, version, rank)
-        self._begun: Pending[Forward] | Pending[Mapping[ValueRef, Array]] | Pending[Done] | None = None
+        self._begun: Pending[Forward] | Pending[SentValues] | Pending[Done] | None = None
 
     @contextmanager
     def message(self) -> Iterator[Arena]:
@@ -136,7 +137,7 @@ class RankStage:
 
     def begin_backward(
         self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float, folds: tuple[Fold, ...] = ()
-    ) -> Pending[Mapping[ValueRef, Array]]:
+    ) -> Pending[SentValues]:
         """Begin a backward. ``folds``: what the ranks add in it, if they divide the parameters."""
         runner = self.runner
         return self.attempt.begin(lambda arena: runner.backward_call(arena, key, gradients, weight, folds), runner.went_back)

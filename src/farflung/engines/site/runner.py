@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
+from farflung.engines.encoded_value import SentValues
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Done, Fold, Method
 from farflung.engines.isolated.service import write_use
@@ -69,7 +70,7 @@ class SiteRunner:
         self.lanes = 1 if changes or not settings.training else len(stages)
         self._sum: _Sum = _Sum() if share is None else share._sum
         self._forwards: dict[MicroBatch, Pending[Forward]] = {}
-        self._backwards: dict[MicroBatch, Pending[Mapping[ValueRef, Array]]] = {}
+        self._backwards: dict[MicroBatch, Pending[SentValues]] = {}
         self._weights: dict[MicroBatch, Pending[Done]] = {}
 
     # -- micro-batches ------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class SiteRunner:
         self._wait_together()
         return self._forwards.pop(key).result()
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """See ``StageRunner``."""
         if key not in self._backwards:
             self.begin_backwards([(key, gradients, weight)])

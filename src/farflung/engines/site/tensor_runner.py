@@ -13,6 +13,7 @@ from math import sqrt
 from typing import TypeVar
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
+from farflung.engines.encoded_value import SentValues
 from farflung.engines.isolated.arena import Arena
 from farflung.engines.isolated.control import Method
 from farflung.engines.isolated.runner import IsolatedRunner
@@ -59,7 +60,7 @@ class TensorSiteRunner(SiteRunner):
         begun = [stage.begin_forward(key, values, data) for stage in self.stages]
         return wait_for_all(begun, [stage.attempt for stage in self.stages], "the forward")[0]
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """See ``StageRunner``."""
         begun = [stage.begin_backward(key, gradients, weight) for stage in self.stages]
         return wait_for_all(begun, [stage.attempt for stage in self.stages], "the backward")[0]

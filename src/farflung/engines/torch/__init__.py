@@ -6,7 +6,7 @@
 - ``states``: tensors of a stage. ``initialize``: their first values. ``optimizers``: their update.
 - ``keys``, ``draws``: random numbers by key. ``arrays``: arrays to tensors and back. ``heap``: returns freed memory.
 - ``ranks``: one rank of a site. ``trained_module``: trained states in a module of the caller.
-- ``codecs``: top-k on a device. ``triton_selection``: its kernels.
+- ``codecs``: values that leave the device encoded.
 """
 
 from farflung.extras import require_torch

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch, gradient_parts
+from farflung.engines.encoded_value import EncodedValue, SentValues
 from farflung.engines.present import PRESENT, label
 from farflung.engines.stateful_runner import StatefulRunner, trained_states
 from farflung.engines.torch.arrays import check_array, from_array, to_array
 from farflung.engines.torch.backward.split import WeightWork, backward_inputs, backward_weights
+from farflung.engines.torch.codecs import ValueEncoder
 from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.optimizers.offloaded_update import OffloadedOptimizer
 from farflung.engines.torch.optimizers.wide_update import AnyOptimizer, stage_optimizer
@@ -85,6 +87,7 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
         recorded = frozenset(value.op for value in graph.needs_grad) if settings.training else frozenset()
         self._program = compile_program(ops, device, keep, parts, recorded)
         self._program.key.begin_run(settings.seed)
+        self._encoder = ValueEncoder(settings)
         self._views = {e.value: self._view_program(e) for e in subgraph.requires_activations if e.alias_of is not None}
         for value in parts:
             reads = [source for source in self._program.sources if isinstance(source, Read) and source.value == value]
@@ -141,7 +144,11 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
                     self.state.tensor(name).copy_(registers[self._program.slots[value]])
         slots = self._program.slots
         return Forward(
-            values={value: self._hand_out(registers[slots[value]], self._addresses) for value in self._sends},
+            values={
+                value: self._encoder.encode(key, value, registers[slots[value]], gradient=False)
+                or self._hand_out(registers[slots[value]], self._addresses)
+                for value in self._sends
+            },
             outputs={name: self._hand_out(registers[slots[value]], self._addresses) for name, value in self._outputs.items()},
         )
 
@@ -218,7 +225,7 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
 
     # Backward
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """Backward of one micro-batch (see ``StageRunner``).
 
         Raises:
@@ -249,7 +256,7 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
                 torch.autograd.backward(roots, seeds)
         del roots, seeds
         HEAP.give_back()
-        return self._sent_back(kept.sink, work.memory())
+        return self._sent_back(key, kept.sink, work.memory())
 
     def backward_weights(self, key: MicroBatch) -> None:
         """The rest of a split backward (see ``StageRunner``).
@@ -288,23 +295,22 @@ class TorchRunner(StatefulRunner[StageStates, AnyOptimizer | OffloadedOptimizer]
             raise GraphError(f"no gradient came back for {value} of stage {self.subgraph.stage}")
         return total
 
-    def _sent_back(self, sink: dict[Source, torch.Tensor], kept: frozenset[int]) -> dict[ValueRef, Array]:
-        found: dict[ValueRef, Array] = {}
+    def _sent_back(self, key: MicroBatch, sink: dict[Source, torch.Tensor], kept: frozenset[int]) -> SentValues:
+        found: dict[ValueRef, Array | EncodedValue] = {}
         if not self._returns:
             return found
         changing = kept | frozenset(grad.untyped_storage().data_ptr() for grad in self.state.open_gradients())
         for value, sources in self._returns.items():
             parts = [sink[source] if source in sink else self._zeros(value) for source in sources]
-            if len(parts) == 1:
-                found[value] = self._hand_out(parts[0], changing)
-            else:
-                found[value] = to_array(torch.stack(parts))
+            whole = parts[0] if len(parts) == 1 else torch.stack(parts)
+            found[value] = self._encoder.encode(key, value, whole, gradient=True) or self._hand_out(whole, changing)
         return found
 
     def _zeros(self, value: ValueRef) -> torch.Tensor:
         spec = self._edges[value].spec
         dtype = _AUTOCAST.get(self._settings.precision, torch.float32)
-        return torch.zeros(spec.shape, dtype=dtype if spec.dtype == "float32" else getattr(torch, spec.dtype))
+        chosen = dtype if spec.dtype == "float32" else getattr(torch, spec.dtype)
+        return torch.zeros(spec.shape, dtype=chosen, device=self._device)
 
     # Update
 

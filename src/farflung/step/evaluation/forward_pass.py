@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.engines.base import Array, EngineSettings, StageRunner
+from farflung.engines.encoded_value import EncodedValue, array_of
 from farflung.graph.cut import Edge, SubGraph
 from farflung.graph.ir import Graph
 from farflung.messages.data import SideKey, StateKey
@@ -111,10 +112,10 @@ class _SideRoutes:
             target=edge.target,
         )
 
-    def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
+    def send(self, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
         """See ``Routes``."""
         peer = self._context.setup.primary(self._opened.pieces[edge.target][0])
-        self._context.transfer.send_array(peer, self.key(micro_batch, edge, gradient=gradient), array)
+        self._context.transfer.send_array(peer, self.key(micro_batch, edge, gradient=gradient), array_of(value))
 
 
 class _ForwardPieces(QueuedActions):

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 from farflung.engines.base import Array, MicroBatch, StageRunner, gradient_parts
+from farflung.engines.encoded_value import arrays_of
 from farflung.errors import WireError
 from farflung.graph.cut import Edge, SubGraph, cut
 from farflung.graph.ir import StateKind, TensorSpec, ValueRef
@@ -142,16 +143,15 @@ class StageSlices:
     def answer_message(self, task: Task, answer: ActionResult) -> SliceAnswer:
         """What ``task`` gave."""
         piece = self.pieces[self.rows(task.index)]
-        pack = self._codecs.for_server
+        pack, values = self._codecs.for_server, arrays_of(answer.values)
         packed: list[PackedArray | None] = []
         if task.kind is TaskKind.FORWARD:
             packed += [
-                pack(task, _edges(piece.gives, edge.value), answer.values[edge.value], gradient=False) for edge in _outputs(piece)
+                pack(task, _edges(piece.gives, edge.value), values[edge.value], gradient=False) for edge in _outputs(piece)
             ]
         else:
             packed += [
-                pack(task, _edges(piece.sends_gradients, value), answer.values[value], gradient=True)
-                for value in _sent_back(piece)
+                pack(task, _edges(piece.sends_gradients, value), values[value], gradient=True) for value in _sent_back(piece)
             ]
             sums = (answer.gradients.get(use) for use in self.uses)
             packed += [None if array is None else encode_array(array, None) for array in sums]

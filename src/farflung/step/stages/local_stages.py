@@ -16,7 +16,7 @@ from farflung.job.rates import rates
 from farflung.step.run_setup import RunHooks, RunSetup
 from farflung.step.stages.delayed_update import DelayedUpdate, is_stale_slot
 from farflung.step.stages.loss_scale import LossScale, is_scale_slot
-from farflung.step.stages.stage_runners import open_stage, splits_backward
+from farflung.step.stages.stage_runners import open_stage
 from farflung.step.sync.replica_slots import is_replica_slot
 
 __all__ = ["LocalStages"]
@@ -53,8 +53,7 @@ class LocalStages:
         self.engine = engine
         for index in self.setup.own_stages:
             pieces = {rows: cuts[index] for rows, cuts in self.cuts.items()}
-            split = splits_backward(self.setup.plan, index)
-            self._runners[index] = open_stage(engine, device, self.setup, index, pieces, split_backward=split)
+            self._runners[index] = open_stage(engine, device, self.setup, index, pieces, scheduled=True)
 
     @cached_property
     def cuts(self) -> Mapping[int, tuple[SubGraph, ...]]:

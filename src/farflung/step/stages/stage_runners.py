@@ -14,6 +14,7 @@ from farflung.plan.model import Plan
 from farflung.schedules import orders_of, splits
 from farflung.step.reduction.orders import PartEnd, add_order
 from farflung.step.run_setup import RunSetup
+from farflung.step.transfer.device_codings import codings_of
 
 __all__ = ["open_stage", "splits_backward"]
 
@@ -25,10 +26,11 @@ def splits_backward(plan: Plan, stage: int) -> bool:
 
 
 def open_stage(
-    engine: Engine, device: str, setup: RunSetup, stage: int, pieces: Mapping[int, SubGraph], *, split_backward: bool = False
+    engine: Engine, device: str, setup: RunSetup, stage: int, pieces: Mapping[int, SubGraph], *, scheduled: bool = False
 ) -> dict[int, StageRunner]:
     """Runners that train ``stage``, by samples of the micro-batch; ``pieces``: its sub-graph by the same.
 
+    ``scheduled``: the plan's schedule runs them, so the backward may be split, and the engine may encode what leaves for links.
     The first one, of the largest micro-batch, owns the states, which are not there yet.
 
     Raises:
@@ -41,7 +43,7 @@ def open_stage(
         seed=setup.job.seed,
         precision=setup.job.precision,
         recompute=setup.plan.stages[stage].recompute,
-        split_backward=split_backward,
+        split_backward=scheduled and splits_backward(setup.plan, stage),
         optimizer=setup.job.optimizer,
         budget=setup.budget,
         any_order=setup.job.sync.order == "any",
@@ -49,6 +51,7 @@ def open_stage(
         sharded=shard == "parameters",
         tensor=shard == "tensor",
         part_ends=_part_ends(setup, stage) if shard == "parameters" else (),
+        codings=codings_of(setup, stage, device) if scheduled else (),
     )
     base: StageRunner | None = None
     runners: dict[int, StageRunner] = {}

@@ -61,11 +61,14 @@ class CodecGauge:
         """What ``make`` encodes."""
         begin = self.clock.now()
         made = make()
-        seconds = self.clock.now() - begin
+        self.encoded(step, link, self.clock.now() - begin)
+        return made
+
+    def encoded(self, step: int, link: Link, seconds: float) -> None:
+        """A value was encoded in ``seconds``."""
         with self._lock:
             self._sum(step, link).encode += seconds
             self._budgets.setdefault(link, _Budget()).encoding += seconds
-        return made
 
     def compare(self, step: int, link: Link, arrays: Sequence[Array], arrives: Callable[[], Sequence[Array]]) -> None:
         """Measure the error of ``arrays``, which have just been encoded, if it is time; ``arrives`` gives what the receiver will

@@ -43,6 +43,7 @@ _TOGETHER_SECONDS, _TOGETHER = 0.04, (16 << 10, 1 << 20, 64 << 10)
 class OutgoingMessage:
     """A message to be made and sent. ``pair`` and ``dense`` (bytes) are for the meter of step ``step``.
 
+    ``seconds``: of encoding before ``make``.
     ``waits``: ``post`` blocks while the queue is full. False where the message refers to memory that exists anyway.
     """
 
@@ -51,6 +52,7 @@ class OutgoingMessage:
     step: int = -1
     pair: StagePair | None = None
     dense: int = 0
+    seconds: float = 0.0
     waits: bool = True
 
 
@@ -209,7 +211,7 @@ class Outbox:
     def _send_one(self, lane: _Lane, outgoing: OutgoingMessage) -> None:
         begin = self._trace.now()
         message = outgoing.make()
-        seconds = self._trace.now() - begin
+        seconds = self._trace.now() - begin + outgoing.seconds
         if message is None:
             self._count(outgoing, 0, seconds)
             self._delivered(lane, None)

@@ -14,10 +14,11 @@ from functools import partial
 from farflung.codecs import CODECS, get_codec, keyed
 from farflung.codecs.base import Codec
 from farflung.engines.base import Array, gradient_parts
+from farflung.engines.encoded_value import EncodedValue, array_of
 from farflung.errors import CodecError, WireError
 from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
-from farflung.messages.arrays import FLOATING, PackedArray, decode_array
+from farflung.messages.arrays import FLOATING, PackedArray, decode_array, packed_payload
 from farflung.messages.data import Batch, SideKey, StateKey, UseKey, Value, ValueKey
 from farflung.messages.schema import UNSET, Message, Sections
 from farflung.plan.link_memory import route_of
@@ -26,8 +27,9 @@ from farflung.step.inbox import Inbox
 from farflung.step.run_setup import Phase, RunSetup, most_value_bytes
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
-from farflung.step.transfer.sample_cache import SampleCache, packed_value
+from farflung.step.transfer.sample_cache import MakeValue, SampleCache, packed_value
 from farflung.step.transfer.spoilt_values import SpoiltValues
+from farflung.telemetry.records import Link
 from farflung.transports.base import Urgency
 
 __all__ = ["StepRoutes", "ValueTransfer"]
@@ -65,7 +67,7 @@ class ValueTransfer:
             gradient=gradient,
         )
 
-    def send(self, phase: Phase, step: int, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
+    def send(self, phase: Phase, step: int, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
         """Send the value of ``edge`` to its reading stage, or its gradient back to the stage that made it."""
         key = self.key(phase, step, micro_batch, edge, gradient=gradient)
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
@@ -74,18 +76,21 @@ class ValueTransfer:
         if peer == self._setup.device:
             if remembers and not gradient:
                 self.samples.carry(source, target, step, micro_batch)
-            self._inbox.put(key, array)
+            self._inbox.put(key, array_of(value))
             return
+        head, link = partial(Value, run=self._setup.run, key=key, source=source), (source, target)
+        if isinstance(value, EncodedValue):
+            self._send_encoded(peer, step, link, head, value)
+            return
+        array = value
         choice = self._choice(phase, edge, gradient=gradient)
         codec = self._codec(choice)
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
-        head = partial(Value, run=self._setup.run, key=key, source=source)
         ids = self.samples.ids(source, step, micro_batch) if remembers else None
         ends = self._setup.device, peer
         route = route_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
         pack = self.samples.announce(route, head, array, codec, ids) if remembers else partial(packed_value, head, array, codec)
-        link = source, target
 
         def make() -> Value:
             if codec is None or array.dtype.name not in FLOATING or not array.size:
@@ -97,7 +102,21 @@ class ValueTransfer:
             self.gauge.compare(step, link, [array], lambda: [self.samples.arrived(route, ids, made)])
             return made
 
-        self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=(source, target), dense=array.nbytes))
+        self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=link, dense=array.nbytes))
+
+    def _send_encoded(self, peer: str, step: int, link: Link, head: MakeValue, value: EncodedValue) -> None:
+        """Send a value that the engine has encoded."""
+        self.gauge.encoded(step, link, value.seconds)
+        packed, array = packed_payload(value.meta, value.payload), value.array
+        limit = value.meta.memory_nbytes
+
+        def make() -> Value:
+            if array is not None:
+                self.gauge.compare(step, link, [array], lambda: [decode_array(packed, limit)])
+            return head(array=packed.array, payload=packed.payload, sections=packed.sections)
+
+        frame = OutgoingMessage(make=make, step=step, pair=link, dense=value.meta.nbytes, seconds=value.seconds)
+        self._outbox.post(peer, frame)
 
     def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
         """Send the gradient of one use of a tied parameter in the first stage of ``pair`` to the replica at ``peer`` of the
@@ -210,9 +229,9 @@ class StepRoutes:
         """See ``Routes``."""
         return self.transfer.key(self.phase, self.step, micro_batch, edge, gradient=gradient)
 
-    def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
+    def send(self, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
         """See ``Routes``."""
-        self.transfer.send(self.phase, self.step, micro_batch, edge, array, gradient=gradient)
+        self.transfer.send(self.phase, self.step, micro_batch, edge, value, gradient=gradient)
 
 
 def _edge_bytes(setup: RunSetup) -> dict[tuple[str | int, ...], int]:

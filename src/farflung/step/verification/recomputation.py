@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from farflung.engines.base import Array, MicroBatch, StageRunner
+from farflung.engines.encoded_value import arrays_of
 from farflung.plan.verification import Digests, Unit
 from farflung.step.context import StepContext
 from farflung.step.run_setup import Phase
@@ -63,9 +64,9 @@ class Recomputation:
         piece = runner.subgraph
         data = self._context.data(piece, Phase.TRAIN, unit.step, unit.micro_batch)
         try:
-            values = runner.forward(key, inputs.values, data).values
+            values = arrays_of(runner.forward(key, inputs.values, data).values)
             weight = setup.job.weight(unit.micro_batch) * self._scales[unit.step]
-            gradients = runner.backward(key, inputs.gradients, weight)
+            gradients = arrays_of(runner.backward(key, inputs.gradients, weight))
             part = part_digest(unit.stage, unit.micro_batch, runner.take_gradients())
         finally:
             runner.discard()

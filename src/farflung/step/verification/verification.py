@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 
+from farflung.engines.encoded_value import arrays_of
 from farflung.errors import FarflungError, WireError
 from farflung.graph.cut import SubGraph
 from farflung.messages.data import InputsWanted, UnitInputs
@@ -70,11 +71,11 @@ class Verification:
         if action.kind is ActionKind.FORWARD:
             mine.took_values(inputs.values)
             self._took |= taken(piece, index, UnitInputArrays(values=mine.values))
-            self._gave |= given_values(piece, index, result.values)
+            self._gave |= given_values(piece, index, arrays_of(result.values))
         else:
             mine.took_gradients(inputs.gradients)
             self._took |= taken(piece, index, UnitInputArrays(gradients=mine.gradients))
-            self._gave |= given_gradients(piece, index, result.values)
+            self._gave |= given_gradients(piece, index, arrays_of(result.values))
 
     def part(self, part: GradientPart) -> None:
         """Store the digest of the gradients of parameters of one micro-batch."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from farflung.engines.base import Array, EngineSettings, MicroBatch
+from farflung.engines.encoded_value import SentValues
 from farflung.engines.isolated.control import Fold
 from farflung.engines.site.shards import owners
 from farflung.engines.torch.arrays import TORCH_DTYPES
@@ -47,7 +48,7 @@ class RankRunner(TorchRunner):
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """See ``StageRunner``."""
         found = super().backward(key, gradients, weight)
         if not self._settings.split_backward:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from farflung.engines.base import Array, EngineSettings, Forward, MicroBatch
+from farflung.engines.encoded_value import SentValues
 from farflung.engines.isolated.control import Fold
 from farflung.engines.site.shards import owners
 from farflung.engines.stateful_runner import trained_states
@@ -148,7 +149,7 @@ class ShardedRunner(RankRunner):
         self._pass.end()
         return found
 
-    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> Mapping[ValueRef, Array]:
+    def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """See ``StageRunner``."""
         found = super().backward(key, gradients, weight)
         self._end_back()

@@ -4,30 +4,21 @@
 index. Both are exact, so they choose the same elements, and only the kept values and their indices leave the device. CUDA devices
 take the kernels of ``triton_selection`` where Triton is installed and compiles them; else, and for float64, tensor operators
 find a threshold from a sample and choose among the candidates. Cost of these: three passes over the tensor; two synchronizations.
-
-Links do not use it: an engine hands values out as arrays on the host, and the sender threads encode those.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from functools import cache
-
 import torch
 
-from farflung.codecs.base import FLOATING, Payload
+from farflung.codecs.base import Payload
 from farflung.codecs.sparse.topk import MAX_NUMEL, TopK
 from farflung.engines.base import Array
-from farflung.engines.torch.arrays import spec_of, to_array
-from farflung.errors import CodecError
-from farflung.foreign_code import translated
+from farflung.engines.torch.arrays import to_array
+from farflung.engines.torch.codecs.kernels import by_kernels
 
 __all__ = ["encode_topk", "plain_topk", "plain_untopk", "select_tensor"]
 
 _SAMPLES = 1 << 14
-#: Devices for which the kernels could not be compiled.
-REFUSED: set[torch.device] = set()
 _BITS = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFF_FFFF), 8: (torch.int64, 0x7FFF_FFFF_FFFF_FFFF)}
 
 
@@ -36,44 +27,8 @@ def select_tensor(flat: torch.Tensor, count: int) -> torch.Tensor:
     count = min(count, flat.numel())
     if count <= 0:
         return torch.empty(0, dtype=torch.int64, device=flat.device)
-    found = _by_kernels(flat, count) if suits_kernels(flat) else None
+    found = by_kernels(flat, "triton_selection", lambda found: found.select_by_kernels(flat, count))
     return _by_operators(flat, count) if found is None else found
-
-
-def suits_kernels(flat: torch.Tensor) -> bool:
-    """Whether the kernels take it."""
-    return flat.is_cuda and flat.element_size() in (2, 4) and flat.device not in REFUSED
-
-
-@cache
-def selection_kernels() -> Callable[[torch.Tensor, int], torch.Tensor] | None:
-    """Return ``select_by_kernels`` (None: Triton is not installed)."""
-    try:
-        from farflung.engines.torch.triton_selection import select_by_kernels
-    except ImportError:
-        return None
-    return select_by_kernels
-
-
-def _by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor | None:
-    """None: there are none for this device, which is said once."""
-    kernels = selection_kernels()
-    if kernels is None:
-        return None
-    try:
-        with translated(_refusal):
-            return kernels(flat, count)
-    except CodecError as error:
-        REFUSED.add(flat.device)
-        warnings.warn(f"Triton compiles nothing for {flat.device} ({error}): top-k takes tensor operators", stacklevel=2)
-        return None
-
-
-def _refusal(error: Exception) -> Exception:
-    """Return ``error`` of Triton as a ``CodecError``. Compilation fails in many ways: no compiler, a new device."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return error
-    return CodecError(f"{type(error).__name__} {error!s:.200}".splitlines()[0])
 
 
 def _by_operators(flat: torch.Tensor, count: int) -> torch.Tensor:
@@ -90,16 +45,16 @@ def _by_operators(flat: torch.Tensor, count: int) -> torch.Tensor:
     return candidates
 
 
-def encode_topk(codec: TopK, tensor: torch.Tensor) -> Payload:
-    """What ``codec`` makes of ``tensor`` as an array, to the byte; after an exact selection only what is kept moves."""
-    spec = spec_of(tensor)
-    sparse = spec.dtype in FLOATING and codec.selection == "exact" and spec.numel <= MAX_NUMEL
-    if not sparse or not codec.pays(spec.numel, tensor.element_size()):
-        return codec.encode(to_array(tensor))
-    flat = tensor.detach().reshape(-1)
-    indices = select_tensor(flat, codec.kept(spec.numel))
-    payload = codec.pack(spec.dtype, spec.shape, to_array(indices), to_array(flat[indices]))
-    return payload if payload is not None else codec.encode(to_array(tensor))
+def encode_topk(codec: TopK, dtype: str, shape: tuple[int, ...], flat: torch.Tensor) -> Payload | None:
+    """The payload of the floating-point elements ``flat`` of an array; only what is kept leaves the device.
+
+    ``None`` if a dense payload is smaller, or the selection is not exact.
+    """
+    numel = flat.numel()
+    if not codec.exact or numel > MAX_NUMEL or not codec.pays(numel, flat.element_size()):
+        return None
+    indices = select_tensor(flat, codec.kept(numel))
+    return codec.pack(dtype, shape, to_array(indices), to_array(flat[indices]))
 
 
 def plain_topk(array: Array, count: int) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from farflung.codecs.sparse.selection import select
-from farflung.engines.torch import codecs
 from farflung.engines.torch.arrays import to_array
-from farflung.engines.torch.codecs import select_tensor
+from farflung.engines.torch.codecs import kernels
+from farflung.engines.torch.codecs.topk import select_tensor
 from tests.support.engines import interpreted_kernels
 from tests.support.engines.interpreted_kernels import DTYPES, tensors
 
-SELECTING = Path(codecs.__file__).with_name("selecting.py")
+OPTIONS = {"enable_fp_fusion": False}
+SELECTING = Path(kernels.__file__).with_name("triton_selection.py")
 
 
 def loaded(name: str) -> ModuleType:
@@ -45,8 +46,10 @@ def test_kernels_choose_what_the_specification_chooses() -> None:
             "error",
             "-W",
             "ignore::DeprecationWarning",
-            interpreted_kernels.__file__,
+            "-m",
+            interpreted_kernels.__name__,
         ],
+        cwd=Path(__file__).parents[4],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -54,7 +57,7 @@ def test_kernels_choose_what_the_specification_chooses() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout.split() == ["66", "choices", "and", "9", "payloads", "are", "the", "same"]
+    assert ran.stdout == "66 choices, 9 sparse and 528 quantized payloads are the same\n"
 
 
 @pytest.mark.parametrize(("architecture", "pointer"), [(90, "*i32"), (80, "*i16")])
@@ -82,22 +85,22 @@ def test_kernels_compile_for_devices_that_are_not_here(
     )
     for kernel, signature, numbers in kernels:
         built = ASTSource(kernel, signature, constexprs=dict(zip(digit, numbers, strict=False)))
-        assert triton.compile(built, target=GPUTarget("cuda", architecture, 32)).asm["cubin"]
+        assert triton.compile(built, target=GPUTarget("cuda", architecture, 32), options=OPTIONS).asm["cubin"]
     del sys.modules["selecting_compiled"]
 
 
 def test_without_triton_operators_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "suits_kernels", lambda flat: True)
-    monkeypatch.setattr(codecs, "selection_kernels", lambda: None)
+    monkeypatch.setattr(kernels, "suits_kernels", lambda flat: True)
+    monkeypatch.setattr(kernels, "kernels_of", lambda module: None)
     flat = tensors(torch.float32)["odd"]
     np.testing.assert_array_equal(to_array(select_tensor(flat, 90)), select(to_array(flat), 90))
 
 
 def test_triton_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "farflung.engines.torch.triton_selection", None)
-    codecs.selection_kernels.cache_clear()
-    assert codecs.selection_kernels() is None
-    codecs.selection_kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "farflung.engines.torch.codecs.triton_selection", None)
+    kernels.kernels_of.cache_clear()
+    assert kernels.kernels_of("triton_selection") is None
+    kernels.kernels_of.cache_clear()
 
 
 def test_a_device_for_which_nothing_compiles_takes_operators_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +111,12 @@ def test_a_device_for_which_nothing_compiles_takes_operators_and_says_so_once(mo
         raise RuntimeError("Failed to find C compiler\nPlease specify it via CC")
 
     refused: set[torch.device] = set()
-    monkeypatch.setattr(codecs, "REFUSED", refused)
-    monkeypatch.setattr(codecs, "suits_kernels", lambda flat: flat.device not in refused)
-    monkeypatch.setattr(codecs, "selection_kernels", lambda: broken)
+    monkeypatch.setattr(kernels, "REFUSED", refused)
+    monkeypatch.setattr(kernels, "suits_kernels", lambda flat: flat.device not in refused)
+    monkeypatch.setattr(kernels, "kernels_of", lambda module: SimpleNamespace(select_by_kernels=broken))
     flat = tensors(torch.float32)["normal"]
     with pytest.warns(
-        UserWarning, match=r"nothing for cpu \(RuntimeError Failed to find C compiler\): top-k takes tensor operators"
+        UserWarning, match=r"nothing for cpu \(RuntimeError Failed to find C compiler\): codecs take tensor operators"
     ):
         found = select_tensor(flat, 90)
     np.testing.assert_array_equal(to_array(found), select(to_array(flat), 90))
@@ -125,8 +128,8 @@ def test_memory_that_runs_out_is_no_reason_to_try_otherwise(monkeypatch: pytest.
     def full(flat: torch.Tensor, count: int) -> torch.Tensor:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(codecs, "suits_kernels", lambda flat: True)
-    monkeypatch.setattr(codecs, "selection_kernels", lambda: full)
+    monkeypatch.setattr(kernels, "suits_kernels", lambda flat: True)
+    monkeypatch.setattr(kernels, "kernels_of", lambda module: SimpleNamespace(select_by_kernels=full))
     with pytest.raises(torch.OutOfMemoryError):
         select_tensor(torch.ones(5), 2)
 
@@ -140,7 +143,7 @@ def test_nothing_of_a_tensor_is_nothing() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_device_chooses_what_the_specification_chooses(dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: pip install farflung[triton]")
-    from farflung.engines.torch.triton_selection import select_by_kernels
+    from farflung.engines.torch.codecs.triton_selection import select_by_kernels
 
     for size in (9_000, 1 << 22):
         for flat in tensors(dtype, size).values() if size == 9_000 else [torch.randn(size).to(dtype)]:
@@ -148,4 +151,4 @@ def test_a_device_chooses_what_the_specification_chooses(dtype: torch.dtype) -> 
                 wanted = select(to_array(flat), min(count, flat.numel()))
                 np.testing.assert_array_equal(to_array(select_by_kernels(flat.cuda(), count)), wanted)
                 np.testing.assert_array_equal(to_array(select_tensor(flat.cuda(), count)), wanted)
-    assert not codecs.REFUSED
+    assert not kernels.REFUSED

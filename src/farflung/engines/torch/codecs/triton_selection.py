@@ -25,6 +25,8 @@ __all__ = ["KINDS", "select_by_kernels"]
 #: Bytes of an element -> integers of its width, widths of the magnitude's digits from the highest.
 KINDS = {4: (torch.int32, (11, 10, 10)), 2: (torch.int16, (8, 7))}
 _TILE = tl.constexpr(4096)
+#: There is nothing to fuse, but Triton 3.9 warns where this is not said.
+_OPTIONS = {"enable_fp_fusion": False}
 #: Tiles that one program counts before it adds to the histogram of all.
 _TILES = tl.constexpr(8)
 
@@ -95,11 +97,11 @@ def select_by_kernels(flat: torch.Tensor, count: int) -> torch.Tensor:
         edge = _edge(bits, count, digits)
         programs = triton.cdiv(numel, _TILE.value)
         above, equal = (torch.empty(programs, dtype=torch.int32, device=bits.device) for _ in range(2))
-        count_kept[(programs,)](bits, edge, above, equal, numel)
+        count_kept[(programs,)](bits, edge, above, equal, numel, **_OPTIONS)
         sums = [torch.cumsum(part, 0, dtype=torch.int32) for part in (above, equal)]
         starts = [total - part for total, part in zip(sums, (above, equal), strict=True)]
         found = torch.empty(count, dtype=torch.int64, device=bits.device)
-        write_kept[(programs,)](bits, edge, *starts, found, numel)
+        write_kept[(programs,)](bits, edge, *starts, found, numel, **_OPTIONS)
         return found[: int(sums[0][-1] + edge[1])]
 
 
@@ -111,7 +113,7 @@ def _edge(bits: torch.Tensor, count: int, digits: tuple[int, ...]) -> torch.Tens
     for width in digits:
         low -= width
         counts = torch.zeros(1 << width, dtype=torch.int32, device=bits.device)
-        count_digits[(programs,)](bits, prefix.to(torch.int32), counts, bits.numel(), low=low, width=width)
+        count_digits[(programs,)](bits, prefix.to(torch.int32), counts, bits.numel(), low=low, width=width, **_OPTIONS)
         falling = counts.flip(0)
         reached = torch.cumsum(falling, 0)
         place = (reached < wanted).sum(0, keepdim=True)

@@ -1,0 +1,90 @@
+"""Encoded values cross the shared memory as they are, and parts that do not belong together are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+
+from farflung.codecs import get_codec
+from farflung.engines.encoded_value import EncodedValue
+from farflung.engines.isolated.arena import Arena, make_file
+from farflung.engines.isolated.encoded import Encoded, copy_encoded, write_encoded
+from farflung.errors import WireError
+from farflung.memory_budget import MemoryBudget
+from farflung.wire.arrays import compact
+
+GRID = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+
+
+@dataclass
+class Ends:
+    worker: Arena
+    other: Arena
+
+    def copied(self, found: Encoded) -> EncodedValue:
+        return copy_encoded(found, lambda slot: self.worker.copy(slot, MemoryBudget()))
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    file = make_file(1 << 20)
+    made = Ends(Arena(file, 0), Arena(file, 1))
+    os.close(file)
+    yield made
+    made.worker.close()
+    made.other.close()
+
+
+def encoded(array: np.ndarray, codec: str, *, beside: bool = False) -> EncodedValue:
+    meta, flat = compact(array)
+    payload = get_codec(codec).encode(flat.reshape(meta.shape) if meta.strides is None else flat)
+    return EncodedValue(meta=meta, payload=payload, seconds=0.5, array=array if beside else None)
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk"])
+@pytest.mark.parametrize("array", [GRID, GRID.T, np.broadcast_to(GRID[:1], (5, 64))], ids=["whole", "transposed", "broadcast"])
+def test_values_come_back_as_they_are(array: np.ndarray, codec: str, ends: Ends) -> None:
+    for beside in (False, True):
+        value = encoded(array, codec, beside=beside)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(write_encoded(ends.other, value)), type=Encoded)
+        back = ends.copied(sent)
+        assert (back.meta, back.seconds) == (value.meta, 0.5)
+        assert back.payload.to_bytes() == value.payload.to_bytes()
+        assert (back.array is not None) == beside
+        if back.array is not None:
+            np.testing.assert_array_equal(back.array, array)
+
+
+def other_head(**changes: object) -> Callable[[Encoded], Encoded]:
+    return lambda sent: msgspec.structs.replace(sent, head={**sent.head, **changes})
+
+
+SPOILT: dict[str, Callable[[Encoded], Encoded]] = {
+    "another element type": other_head(dtype="float16"),
+    "another shape": other_head(shape=[16, 32]),
+    "more elements": other_head(shape=[1 << 20, 1 << 20]),
+    "another version": other_head(version=2),
+    "no header": lambda sent: msgspec.structs.replace(sent, head={}),
+    "no element type": lambda sent: msgspec.structs.replace(sent, dtype="object"),
+    "gaps": lambda sent: msgspec.structs.replace(sent, strides=(1 << 30, 1)),
+    "a section of floats": lambda sent: msgspec.structs.replace(
+        sent, sections=(msgspec.structs.replace(sent.sections[0], dtype="float64"), *sent.sections[1:])
+    ),
+    "a section elsewhere": lambda sent: msgspec.structs.replace(
+        sent, sections=(msgspec.structs.replace(sent.sections[0], offset=0), *sent.sections[1:])
+    ),
+    "a section many times": lambda sent: msgspec.structs.replace(sent, sections=sent.sections * 5),
+    "another value beside": lambda sent: msgspec.structs.replace(sent, array=sent.sections[0]),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_parts_that_do_not_belong_together_are_refused(spoil: Callable[[Encoded], Encoded], ends: Ends) -> None:
+    sent = write_encoded(ends.other, encoded(GRID, "int8"))
+    with pytest.raises(WireError, match="the process that computes answered with"):
+        ends.copied(spoil(sent))
