@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -51,7 +51,7 @@ class VerificationSettings(Settings):
 
     ``width`` and ``cost_steps``: of the model and of each of ``repeats`` pairs of runs whose cost is measured, for each number of
     ``rows`` of a micro-batch; the target is for the last one. ``runs``: with a forger, each of ``most`` steps at most.
-    ``honest``: steps without one.
+    ``honest``: steps without one, with ``honest_micro_batches`` of each replica.
     """
 
     share: float = 0.01
@@ -60,10 +60,11 @@ class VerificationSettings(Settings):
     width: int = 256
     rows: tuple[int, ...] = (512, 2048, 8192)
     cost_steps: int = 12
-    repeats: int = 6
+    repeats: int = 4
     runs: int = 20
     most: int = 5000
     honest: int = 10_000
+    honest_micro_batches: int = 2
 
 
 class Verification:
@@ -102,15 +103,16 @@ class Verification:
             assert not wrong, f"{wrong} were named and are honest"
             named.append(group.steps if group.named else settings.most)
             say(f"run {number + 1} of {settings.runs}: named after {named[-1]} steps")
-        honest = _Group(settings, width=8, rows=2, steps=settings.honest, seed=settings.seed)
+        few = replace(settings, micro_batches=settings.honest_micro_batches)
+        honest = _Group(few, width=8, rows=2, steps=settings.honest, seed=settings.seed)
         honest.train()
         return _report(settings, costs, named, honest)
 
 
 class _Net(torch.nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.body = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
+        self.body = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, (self.body(x) - x.flip(1)).square().mean())
@@ -124,6 +126,7 @@ class _Group:
     width: int
     rows: int
     steps: int
+    layers: int = 1
     seed: int = 0
     forges: float = 0.0
     share: float | None = None
@@ -184,7 +187,7 @@ class _Group:
 
     def _planned(self) -> tuple[Graph, Plan, Mapping[str, Array]]:
         torch.manual_seed(self.seed)
-        module = _Net(self.width)
+        module = _Net(self.width, self.layers)
         graph = capture(module, (self.batch(0, 0),))
         each = self.settings.micro_batches
         replicas = tuple(Replica(device=name, first=i * each, end=(i + 1) * each) for i, name in enumerate(_DEVICES))
@@ -290,8 +293,9 @@ def _cost(settings: VerificationSettings, rows: int, say: Say) -> _Cost:
     for number in range(settings.repeats):
         seconds: dict[float, float] = {}
         turn = (0.0, settings.share)
+        model: dict[str, Any] = {"width": settings.width, "layers": 4, "rows": rows}
         for share in reversed(turn) if number % 2 else turn:  # a machine that gets slower favors neither
-            group = _Group(settings, width=settings.width, rows=rows, steps=settings.cost_steps, seed=number, share=share)
+            group = _Group(settings, **model, steps=settings.cost_steps, seed=number, share=share)
             with _accounted() as account:
                 began = time.process_time()
                 group.train()
