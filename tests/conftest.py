@@ -1,10 +1,12 @@
 """Settings of tools that the tests use."""
 
+import fcntl
 import gc
 import logging
 import os
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,9 +29,18 @@ settings.load_profile("new")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """pytest keeps what it finds, so garbage collections would only take seconds. gc.freeze would hide modules from a capture."""
+    """pytest keeps what it finds, so garbage collections would only take seconds. gc.freeze would hide modules from a capture.
+
+    Of the processes of one run, the first collects alone and writes bytecode. In a new environment each process would otherwise
+    compile the same thousands of modules at the same time, and rewrite the asserts of all tests.
+    """
     gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
+    with Path(__file__).open("rb") as file:  # closing it releases the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits for the first, then collects beside the others
+        try:
+            return (yield)
+        finally:
+            gc.enable()
