@@ -58,7 +58,9 @@ _MEMBERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecsSettings(Settings):
-    """Sizes in millions of elements (2^20), kept shares in elements of a thousand. ``repeats``: of which the median counts."""
+    """Sizes in millions of elements (2^20), kept shares in elements of a thousand. ``repeats``: of which the median counts.
+
+    ``device``: where encoding also races the copy to the host (empty: nowhere)."""
 
     millions: tuple[float, ...] = (1.0, 4.0, 16.0, 64.0)
     kept_of_thousand: tuple[float, ...] = (1.0, 10.0, 100.0)
@@ -67,6 +69,7 @@ class CodecsSettings(Settings):
     auto_rates: tuple[str, ...] = ("8 Mbit/s", "80 Mbit/s", "1 Gbit/s", "10 Gbit/s")
     auto_error: float = 0.2
     repeats: int = 5
+    device: str = ""
 
 
 class Codecs:
@@ -89,7 +92,8 @@ class Codecs:
         speed = _speed(settings, say)
         members = _members(settings, say)
         automatic = _automatic(settings, say)
-        figures = {"index_bytes": flat, "speed": speed, "members": members, "auto": automatic}
+        raced = _raced(settings, say) if settings.device else {}
+        figures = {"index_bytes": flat, "speed": speed, "members": members, "auto": automatic, "device": raced}
         columns = ("codec", "dense / payload", "relative error", "encode ms / M", "decode ms / M")
         rows = [
             (item["codec"], item["ratio"], item["error"], item["encode_ms_per_million"], item["decode_ms_per_million"])
@@ -99,7 +103,7 @@ class Codecs:
             figures=figures,
             columns=columns,
             rows=rows,
-            checks=(*_checks(flat, speed, settings), _auto_check(automatic, settings)),
+            checks=(*_checks(flat, speed, settings), _auto_check(automatic, settings), *_race_checks(raced, settings)),
         )
 
 
@@ -171,6 +175,39 @@ def _speed(settings: CodecsSettings, say: Say) -> dict[str, Any]:
     ]
     medians = {f"{name}_seconds": median(spent) for name, spent in times.items()}
     return {"elements": numel, "density": 0.01, **medians, "ratios": ratios, "ratio": median(ratios)}
+
+
+def _raced(settings: CodecsSettings, say: Say) -> dict[str, float]:
+    """Seconds in which an array, or its payload, comes from the device to the host."""
+    import torch
+
+    from farflung.engines.torch.arrays import to_array
+    from farflung.engines.torch.codecs import encode_tensor
+
+    tensor = torch.from_numpy(heavy_tailed(round(settings.speed_millions * (1 << 20)), settings.seed)).to(settings.device)
+    int4, topk = get_codec("int4", rotate=True), get_codec("topk", ratio=100)
+    work: dict[str, Callable[[], object]] = {
+        "copy": lambda: to_array(tensor, copy=True),
+        "int4 rotated": lambda: encode_tensor(int4, tensor),
+        "topk 100": lambda: encode_tensor(topk, tensor),
+    }
+    for name, begin in work.items():
+        say(f"{name} from {settings.device}")
+        begin()  # kernels are compiled
+    return {name: median(spent) for name, spent in _in_turns(work, settings.repeats).items()}
+
+
+def _race_checks(raced: dict[str, float], settings: CodecsSettings) -> list[Check]:
+    return [
+        Check(
+            name=f"{name} on {settings.device}: seconds / those of copying the plain array to the host",
+            target="less than 1",
+            measured=f"{seconds / raced['copy']:.3f}",
+            passed=None if settings.quick else seconds < raced["copy"],
+        )
+        for name, seconds in raced.items()
+        if name != "copy"
+    ]
 
 
 def _members(settings: CodecsSettings, say: Say) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 
 from farflung.engines import ComputeDevice, EngineSettings, MicroBatch, choose_device, devices, get_engine
 from farflung.engines.torch import accelerators
-from farflung.engines.torch.accelerators import TorchProbe, compute_devices, default_generator
+from farflung.engines.torch.accelerators import TorchProbe, compute_devices, default_generator, limit_memory
 from farflung.engines.torch.engine import TorchEngine
 from farflung.errors import InputError
 from farflung.graph.builder import GraphBuilder
@@ -135,6 +135,18 @@ def test_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators.torch, "get_device_module", lambda place: object())
     with pytest.raises(InputError, match="no generator of random numbers is known for 'hpu'; known are cpu, cuda, mps, xpu"):
         default_generator(torch.device("hpu"))
+
+
+@pytest.mark.parametrize(("nbytes", "share"), [(6_000_000_000, 0.25), (30_000_000_000, 1.0), (None, 1.0)])
+def test_workers_that_share_a_gpu_are_limited_to_what_they_offer(
+    nbytes: int | None, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(accelerators, "device_memory", lambda place: (1, 24_000_000_000))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: asked.append(given))
+    for name in ("cpu", "cuda:1"):
+        limit_memory(torch.device(name), nbytes)
+    assert asked == [(share, torch.device("cuda:1"))]
 
 
 @pytest.mark.gpu

@@ -164,7 +164,9 @@ def test_overhead_alternates_and_reports_one_ratio_per_pair() -> None:
 
 
 def test_codecs_measures_sizes_speed_and_every_member() -> None:
-    report = run("codecs")
+    report = run("codecs", "device=cpu")
+    assert report.figures["device"].keys() == {"copy", "int4 rotated", "topk 100"}
+    assert sum(check.name.startswith(("int4 rotated on cpu", "topk 100 on cpu")) for check in report.checks) == 2
     assert [item["density"] for item in report.figures["index_bytes"]] == [0.001, 0.01, 0.1]
     assert all(1.0 <= item["over_entropy"] < 1.3 for item in report.figures["index_bytes"])
     assert len(report.figures["speed"]["ratios"]) == 2

@@ -76,3 +76,31 @@ def test_refusals() -> None:
         check_array("state 'w'", np.zeros((2, 3)), spec)
     with pytest.raises(GraphError, match="element type 'uint64' is not known"):
         from_array(np.zeros(2, dtype=np.uint64), CPU)
+
+
+@pytest.mark.gpu
+def test_copies_to_a_gpu_do_not_share_their_staging_memory() -> None:
+    """The pinned memory of a copy is not reused before the GPU has read it."""
+    device = torch.device("cuda")
+    arrays = [np.full((1 << 20,), number, np.float32) for number in range(64)]
+    tensors = [from_array(array, device) for array in arrays]
+    assert [float(tensor.min()) == float(tensor.max()) == number for number, tensor in enumerate(tensors)] == [True] * 64
+    assert all(np.array_equal(to_array(tensor), array) for tensor, array in zip(tensors, arrays, strict=True))
+
+
+def test_memory_beside_a_cpu_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    empty = torch.empty_strided
+
+    def recorded(*args: object, pin_memory: bool = False, **options: object) -> torch.Tensor:
+        asked.append(pin_memory)
+        return empty(*args, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch, "empty_strided", recorded)
+    from_array(np.ones(3, np.float32), torch.device("meta"))
+    to_array(from_array(np.ones(3, np.float32), CPU), copy=True)
+    assert not any(asked)
+    asked.clear()
+    with pytest.raises((RuntimeError, AssertionError)):
+        from_array(np.ones(3, np.float32), torch.device("cuda", 99))
+    assert asked[0], "for a GPU"

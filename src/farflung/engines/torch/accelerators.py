@@ -13,7 +13,7 @@ import torch
 from farflung.engines.devices import DEVICE_KINDS, ComputeDevice, core_count, cpu_model
 from farflung.errors import InputError
 
-__all__ = ["Probe", "TorchProbe", "compute_devices", "default_generator", "device_memory", "synchronize"]
+__all__ = ["Probe", "TorchProbe", "compute_devices", "default_generator", "device_memory", "limit_memory", "synchronize"]
 
 
 class Probe(Protocol):
@@ -83,6 +83,16 @@ def device_memory(place: torch.device) -> tuple[int, int]:
         return memory.available, memory.total
     free, total = torch.get_device_module(place).mem_get_info(place)
     return int(free), int(total)
+
+
+def limit_memory(place: torch.device, nbytes: int | None) -> None:
+    """Let PyTorch's allocator take at most ``nbytes`` of a CUDA device in this process (``None``: all).
+
+    Several workers can share a GPU. Without a limit, one of them could take the memory that another one offers.
+    """
+    if place.type == "cuda":
+        share = 1.0 if nbytes is None else min(nbytes / device_memory(place)[1], 1.0)
+        torch.cuda.set_per_process_memory_fraction(share, place)
 
 
 def synchronize(place: torch.device) -> None:

@@ -52,7 +52,10 @@ def check_array(what: str, array: Array, spec: TensorSpec) -> None:
 
 
 def from_array(array: Array, device: torch.device) -> torch.Tensor:
-    """A fresh aligned tensor with the values and strides of ``array``; broadcast axes (stride 0) stay broadcast."""
+    """A fresh aligned tensor with the values and strides of ``array``; broadcast axes (stride 0) stay broadcast.
+
+    To a GPU the copy goes through pinned memory. Kernels that are launched afterwards wait for it, the caller does not.
+    """
     shape, dtype = array.shape, _torch_dtype(array.dtype.name)
     if array.dtype == _BF16:
         array = array.view(np.uint16)
@@ -60,12 +63,12 @@ def from_array(array: Array, device: torch.device) -> torch.Tensor:
     strides = tuple(stride // array.itemsize for stride in packed.strides)
     if not distinct(packed.shape, strides):
         strides = torch.empty(packed.shape, device="meta").stride()
-    host = torch.empty_strided(packed.shape, strides, dtype=dtype)
+    host = _staging(packed.shape, strides, dtype, device)
     (host.view(torch.uint16) if dtype is torch.bfloat16 else host).numpy()[...] = packed
     tensor = host
     if device.type != "cpu":
         tensor = torch.empty_strided(packed.shape, strides, dtype=dtype, device=device)
-        tensor.copy_(host)
+        tensor.copy_(host, non_blocking=host.is_pinned())  # PyTorch reuses pinned memory only after the copy
     return tensor.expand(shape) if packed.shape != shape else tensor
 
 
@@ -77,14 +80,18 @@ def to_array(tensor: torch.Tensor, *, copy: bool = False) -> Array:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if copy or tensor.device.type != "cpu":
         packed = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
-        pinned = tensor.device.type == "cuda"
         strides = packed.stride() if distinct(tuple(packed.shape), packed.stride()) else packed.contiguous().stride()
-        host = torch.empty_strided(packed.shape, strides, dtype=tensor.dtype, pin_memory=pinned)
+        host = _staging(tuple(packed.shape), strides, tensor.dtype, tensor.device)
         host.copy_(packed)
         tensor = host.expand(tensor.shape)
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(_BF16)
     return tensor.numpy()
+
+
+def _staging(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of the host for a copy from or to ``device``; pinned for a GPU, from the pool of PyTorch."""
+    return torch.empty_strided(shape, strides, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def _torch_dtype(name: str) -> torch.dtype:

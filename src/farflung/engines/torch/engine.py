@@ -10,7 +10,7 @@ import torch
 from farflung.engines.base import Array, DeviceReport, EngineSettings, EngineSupport, StageRunner
 from farflung.engines.devices import ComputeDevice, choose_device
 from farflung.engines.in_process import InProcessEngine
-from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices
+from farflung.engines.torch.accelerators import Probe, TorchProbe, compute_devices, limit_memory
 from farflung.engines.torch.arrays import to_array
 from farflung.engines.torch.heap import HEAP
 from farflung.engines.torch.initialize import initial_states
@@ -73,6 +73,7 @@ class TorchEngine(InProcessEngine):
             raise InputError(f"unknown precision {settings.precision!r}: known are {', '.join(_PRECISIONS)}")
         device = self._device(settings.device)
         self.verify(subgraph.graph)
+        limit_memory(device, settings.budget.total)
         return device
 
     def verify(self, graph: Graph) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from farflung.codecs.quantization.quantized import BlockQuantized
+from farflung.engines.torch.codecs import quantize
 from tests.support.engines.payloads import encodes_as_the_host
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -55,6 +56,15 @@ def test_the_same_bytes_as_the_specification(dtype: torch.dtype) -> None:
             if encodes_as_the_host(codec, tensor):
                 encoded.add(name)
     assert encoded == tensors(dtype).keys() - {"slice"}
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+@pytest.mark.parametrize("block", [30, 64, 4096])
+def test_runs_are_the_whole(bits: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "RUN", 200)
+    codec = BlockQuantized(bits=bits, block=block, rotate=True, rounding="stochastic")
+    for numel in (9_001, 8_192, 4_100):
+        assert encodes_as_the_host(codec, torch.randn(numel, generator=torch.Generator().manual_seed(bits)))
 
 
 @pytest.mark.parametrize("codec", [BlockQuantized(bits=2), BlockQuantized(bits=1), BlockQuantized(bits=4, scale="normal")])

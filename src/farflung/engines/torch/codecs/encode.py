@@ -10,7 +10,7 @@ from farflung.codecs.sparse.topk import TopK
 from farflung.engines.layout import distinct
 from farflung.engines.torch.arrays import spec_of
 from farflung.engines.torch.codecs.kernels import by_kernels
-from farflung.engines.torch.codecs.quantize import TensorOperators
+from farflung.engines.torch.codecs.quantize import FlatTensor, TensorOperators
 from farflung.engines.torch.codecs.topk import encode_topk
 from farflung.wire.arrays import ArrayMeta, c_strides, packed_layout
 
@@ -47,4 +47,4 @@ def _quantized(codec: BlockQuantized, dtype: str, shape: tuple[int, ...], flat: 
     payload: Payload | None = by_kernels(
         flat, "triton_quantization", lambda kernels: kernels.encode_quantized(codec, dtype, shape, flat)
     )
-    return codec.encode_flat(dtype, shape, flat, TensorOperators()) if payload is None else payload
+    return codec.encode_flat(dtype, shape, FlatTensor(tensor=flat), TensorOperators()) if payload is None else payload

@@ -14,7 +14,6 @@ has no types that mypy could check.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -26,8 +25,9 @@ from farflung.codecs.quantization.levels import Levels, code_bytes
 from farflung.codecs.quantization.quantized import BlockQuantized
 from farflung.engines.base import Array
 from farflung.engines.torch.arrays import to_array
+from farflung.engines.torch.codecs.quantize import DeferredOperators, FlatTensor
 
-__all__ = ["LARGEST_BLOCK", "KernelOperators", "RotatedTensor", "encode_quantized", "quantize_blocks"]
+__all__ = ["LARGEST_BLOCK", "KernelOperators", "encode_quantized", "quantize_blocks"]
 
 #: A block lies in the registers of one program.
 LARGEST_BLOCK = 4096
@@ -94,33 +94,10 @@ def quantize_blocks(arrays, numel, seed, factor, levels: tl.constexpr, rows: tl.
         tl.store(codes + pairs, (even | (odd << 4)).to(tl.uint8), mask=pairs * 2 < numel)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotatedTensor:
-    """A tensor that the kernel rotates in chunks of ``chunk`` by ``seed`` (0: it does not)."""
+class KernelOperators(DeferredOperators):
+    """For levels that ``encode_quantized`` accepts, and not for float64."""
 
-    tensor: torch.Tensor
-    chunk: int = 0
-    seed: int = 0
-
-
-class KernelOperators:
-    """See ``codecs.quantization.quantized.FlatOperators``; for levels that ``encode_quantized`` accepts, and not for float64."""
-
-    def widen(self, flat: RotatedTensor, dtype: str) -> RotatedTensor:
-        """See ``FlatOperators``: the kernel widens what it loads."""
-        assert dtype == "float32"
-        return flat
-
-    def peak(self, flat: RotatedTensor) -> float:
-        """See ``FlatOperators``."""
-        low, high = torch.aminmax(flat.tensor)
-        return float(torch.maximum(high, -low))
-
-    def rotate(self, flat: RotatedTensor, chunk: int, seed: int) -> RotatedTensor:
-        """See ``FlatOperators``: the kernel rotates before it quantizes."""
-        return replace(flat, chunk=chunk, seed=seed)
-
-    def quantize(self, flat: RotatedTensor, levels: Levels) -> tuple[Array, Array]:
+    def quantize(self, flat: FlatTensor, levels: Levels) -> tuple[Array, Array]:
         """See ``FlatOperators``."""
         tensor, block = flat.tensor.contiguous(), levels.block
         assert flat.chunk in (0, block)
@@ -148,4 +125,4 @@ def encode_quantized(codec: BlockQuantized, dtype: str, shape: tuple[int, ...], 
     block = codec.levels(shape).block
     if codec.bits not in (4, 8) or block > LARGEST_BLOCK or block & (block - 1):
         return None
-    return codec.encode_flat(dtype, shape, RotatedTensor(tensor=flat), KernelOperators())
+    return codec.encode_flat(dtype, shape, FlatTensor(tensor=flat), KernelOperators())
