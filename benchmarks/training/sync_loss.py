@@ -10,77 +10,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.harness.base import Check, Report, Say, Settings
-from benchmarks.training.sync_strategies import ByteNetwork, SyncStrategiesSettings
+from benchmarks.training.sync_loss_networks import SyncLossSettings, network_of
 from farflung.errors import InputError
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import LayerInfo, World, get_strategy, mean_step_seconds
-from farflung.testing.replicas import Group, Layers, Task
+from farflung.testing.replicas import Group, Task
 from farflung.units import Bytes, Seconds
 
-__all__ = ["PixelNetwork", "SyncLoss", "SyncLossSettings", "step_seconds"]
+__all__ = ["SyncLoss", "step_seconds", "time_to_loss"]
 
-Array = npt.NDArray[Any]
 _ASC = "asc_wfbp"
 _EVERY_STEP = frozenset({_ASC, "ssgd", "wfbp"})
 #: The largest difference of the loss at equal steps between partial sets and full synchronization.
 _EQUAL_STEPS = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncLossSettings(Settings):
-    """What is trained on, and the clock.
-
-    ``periods``: values of H. One has its curves at equal time. Several have theirs at equal steps (``asc_steps``), as in
-    DreamDDP's Figures 10 to 14, and the time of a step is predicted for links with x = 1 at the first one.
-    ``text``, ``held_text``: files of text (empty: Python's own sources, and their last tenth). ``images``: a folder with
-    ``train`` and ``test``, in each a folder per class (empty: no images). ``measured``: the JSON of ``sync-network``, and
-    ``model`` in it (empty: predicted, at x = 1). ``asc_steps``: how many steps of ASC-WFBP the time is enough for. ``lr``,
-    ``image_lr``: AdamW's rates, constant and the same for all strategies. ``hidden``: layers of the networks beside those at
-    both ends; a network has at least H layers.
-    """
-
-    strategies: tuple[str, ...] = (_ASC, "local_sgd", "contiguous", "free_sets")
-    text: str = ""
-    held_text: str = ""
-    images: str = ""
-    measured: str = ""
-    model: str = "gpt2"
-    seeds: int = 3
-    members: int = 4
-    periods: tuple[int, ...] = (5,)
-    asc_steps: int = 200
-    points: int = 8
-    samples: int = 32
-    width: int = 96
-    hidden: int = 4
-    lr: float = 2e-3
-    image_lr: float = 5e-4
-    plot: str = ""
-
-    @property
-    def several(self) -> bool:
-        """Whether there are several values of H."""
-        return len(self.periods) > 1
-
-
-class _Network(Protocol):
-    def start(self) -> Layers:
-        """First parameters."""
-
-    def gradient(self, parameters: Sequence[Array], step: int, member: int) -> tuple[float, Layers]:
-        """Loss and gradients on a member's samples."""
-
-    def held_out(self, parameters: Sequence[Array]) -> float:
-        """Loss on what is not trained on."""
+#: Strategy -> its method in the ``dreamddp`` benchmark.
+_METHODS = {"partial": "equal_number", "contiguous": "optimal", "free_sets": "free"}
 
 
 class SyncLoss:
@@ -103,19 +54,36 @@ class SyncLoss:
         """
         assert isinstance(settings, SyncLossSettings)
         cases, seconds = _cases(settings), step_seconds(settings)
-        tasks = ["text", *(["images"] if settings.images else [])]
         curves: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for task in tasks:
-            curves[task] = {}
+        for task in settings.tasks:
+            if task in ("images", "resnet-18") and not settings.images:
+                continue
+            curves[task], whole = {}, _whole(settings, seconds)
+            every_step: list[dict[str, Any]] | None = None
             for label, case in cases.items():
                 say(f"{task}: {label}")
-                curves[task][label] = _curve(settings, task, case, (seconds[label], _whole(settings, seconds)))
-        figures = {"step_seconds": seconds, "curves": curves}
+                if case[0] in _EVERY_STEP and every_step and whole is None:  # these strategies have the same parameters
+                    found = [point | {"seconds": point["steps"] * seconds[label]} for point in every_step]
+                else:
+                    found = _curve(settings, task, case, (seconds[label], whole))
+                curves[task][label] = found
+                every_step = found if case[0] in _EVERY_STEP else every_step
+        figures: dict[str, Any] = {"step_seconds": seconds, "curves": curves}
+        if settings.several:
+            figures["time_to_loss"] = {task: time_to_loss(found) for task, found in curves.items()}
         if settings.plot:
             from benchmarks.training.sync_loss_plot import draw
 
-            draw(figures, Path(settings.plot), "steps" if settings.several else "seconds")
+            draw(figures, Path(settings.plot), _axes(settings))
         return _report(settings, figures)
+
+
+def _axes(settings: SyncLossSettings) -> list[tuple[str, str]]:
+    """What the panels of the picture show of each point."""
+    over_steps = ("steps", "loss")
+    if not settings.several:
+        return [("seconds", "loss")]
+    return [over_steps, ("seconds", "loss"), ("steps", "divergence")] if settings.measured else [over_steps]
 
 
 def _cases(settings: SyncLossSettings) -> dict[str, tuple[str, int]]:
@@ -135,12 +103,15 @@ def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
     """
     if not settings.measured:
         return _predicted(settings)
-    if settings.several:
-        raise InputError("measured seconds are those of one period: leave measured out, or periods")
     try:
-        runs = json.loads(Path(settings.measured).read_text(encoding="utf-8"))["figures"]["runs"]
+        figures = json.loads(Path(settings.measured).read_text(encoding="utf-8"))["figures"]
+        runs = figures["periods" if settings.several and "periods" in figures else "runs"]
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"measured = {settings.measured!r} holds no figures of sync-network ({type(error).__name__})") from None
+        raise InputError(
+            f"measured = {settings.measured!r} holds no figures of sync-network or dreamddp ({type(error).__name__})"
+        ) from None
+    if settings.several:
+        return _by_period(settings, runs)
     own = [run for run in runs if run["model"] == settings.model]
     found = {}
     for name in settings.strategies:
@@ -149,6 +120,30 @@ def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
             raise InputError(f"measured = {settings.measured!r} has no run of {name} with {settings.model}: measure it, too")
         found[name] = float(near["seconds"])
     return found
+
+
+def _by_period(settings: SyncLossSettings, runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of a step by label from those of ``dreamddp``, whose workers are the members.
+
+    Raises:
+        InputError: ``runs`` are those of one period, or have none of the model, the members and a period.
+    """
+    own = {run["sync_every"]: run["seconds"] for run in runs if (run.get("model"), run.get("workers")) == _group(settings)}
+    if any("workers" not in run for run in runs):
+        raise InputError("measured seconds are those of one period: leave measured out, or periods")
+    if not own.keys() >= set(settings.periods):
+        raise InputError(
+            f"measured = {settings.measured!r} has no runs of {settings.model} with {settings.members} workers and all of the "
+            "periods; choose others, or run dreamddp with them"
+        )
+    return {
+        label: float(own[period if period > 1 else settings.periods[0]][_METHODS.get(name, name)])
+        for label, (name, period) in _cases(settings).items()
+    }
+
+
+def _group(settings: SyncLossSettings) -> tuple[str, int]:
+    return settings.model, settings.members
 
 
 def _predicted(settings: SyncLossSettings) -> dict[str, float]:
@@ -165,51 +160,6 @@ def _strategy(name: str, period: int) -> Any:
     return get_strategy(name, **({} if name in _EVERY_STEP else {"sync_every": period}))
 
 
-class PixelNetwork:
-    """Classifies small images: tanh layers with residuals on pixels, soft-max. All layers are matrices."""
-
-    def __init__(self, settings: SyncLossSettings, data: Mapping[str, tuple[Array, Array]], seed: int) -> None:
-        self._settings, self._data, self._seed = settings, data, seed
-
-    def start(self) -> Layers:
-        """First parameters."""
-        random, width = np.random.default_rng(self._seed), self._settings.width
-        inputs, classes = self._data["train"][0].shape[1], int(self._data["train"][1].max()) + 1
-        shapes = [(inputs, width), *[(width, width)] * self._settings.hidden, (width, classes)]
-        return [(random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32) for shape in shapes]
-
-    def gradient(self, parameters: Sequence[Array], step: int, member: int) -> tuple[float, Layers]:
-        """Mean loss in nats on the member's samples of the step, and its gradient."""
-        x, y = self._data["train"]
-        chosen = np.random.default_rng((self._seed, step, member)).integers(0, len(y), self._settings.samples)
-        return self._both(parameters, x[chosen], y[chosen])
-
-    def held_out(self, parameters: Sequence[Array]) -> float:
-        """Mean loss in nats on the test images."""
-        return self._both(parameters, *self._data["test"])[0]
-
-    def _both(self, parameters: Sequence[Array], x: Array, y: Array) -> tuple[float, Layers]:
-        first, *hidden, last = parameters
-        outs = [np.tanh(x @ first)]
-        for weight in hidden:
-            outs.append(outs[-1] + np.tanh(outs[-1] @ weight))
-        scores = outs[-1] @ last
-        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
-        rows = np.arange(len(y))
-        loss = float(-np.log(shares[rows, y] + 1e-30).mean())
-        delta = shares
-        delta[rows, y] -= 1
-        delta /= len(y)
-        grads = [outs[-1].T @ delta]
-        delta = delta @ last.T
-        for index in range(len(hidden) - 1, -1, -1):
-            inner = delta * (1 - (outs[index + 1] - outs[index]) ** 2)
-            grads.insert(0, outs[index].T @ inner)
-            delta = delta + inner @ hidden[index].T
-        return loss, [x.T @ (delta * (1 - outs[0] ** 2)), *grads]
-
-
 def _whole(settings: SyncLossSettings, seconds: Mapping[str, float]) -> float | None:
     """Seconds of all curves (None: they have equal steps instead)."""
     return None if settings.several else settings.asc_steps * seconds[_ASC]
@@ -220,9 +170,9 @@ def _curve(
 ) -> list[dict[str, Any]]:
     """Points of (seconds, steps, loss of each seed). ``clock``: seconds of a step, and of the curve (None: equal steps)."""
     step, whole = clock
-    found: list[dict[str, Any]] = [{"losses": []} for _ in range(settings.points)]
+    found: list[dict[str, Any]] = [{"losses": [], "divergences": []} for _ in range(settings.points)]
     for seed in range(settings.seed, settings.seed + settings.seeds):
-        network = _network(settings, task, seed)
+        network = network_of(settings, task, seed)
         start = network.start()
         optimizer = OptimizerSpec(name="adamw", lr=settings.image_lr if task == "images" else settings.lr)
         layers = tuple(LayerInfo(nbytes=Bytes(a.nbytes), bp_seconds=Seconds(a.size), comm_seconds=Seconds(a.size)) for a in start)
@@ -232,51 +182,31 @@ def _curve(
         for number, point in enumerate(found, start=1):
             part = number / settings.points
             steps = round(settings.asc_steps * part) if whole is None else int(whole * part / step)
-            group.run(steps - done)
+            spreads = []
+            for _ in range(steps - done):
+                group.run(1)
+                spreads.append(group.spread())
             done = steps
+            point["divergences"].append(fmean(spreads or [0.0]))
             mean = [np.mean([r.parameters[layer] for r in group.replicas], axis=0) for layer in range(len(start))]
             point["losses"].append(network.held_out(mean))
             point |= {"seconds": steps * step if whole is None else whole * part, "steps": steps}
-    return [point | {"loss": fmean(point["losses"])} for point in found]
+    return [point | {"loss": fmean(point["losses"]), "divergence": fmean(point["divergences"])} for point in found]
 
 
-def _network(settings: SyncLossSettings, task: str, seed: int) -> _Network:
-    if task == "images":
-        return PixelNetwork(settings, {part: _pictures(Path(settings.images) / part) for part in ("train", "test")}, seed)
-    small = SyncStrategiesSettings(samples=settings.samples, width=settings.width, hidden_layers=settings.hidden)
-    return ByteNetwork(small, _text(settings.text), seed, held=_text(settings.held_text) if settings.held_text else b"")
-
-
-def _text(path: str) -> bytes:
-    if not path:
-        from benchmarks.training.sync_strategies import standard_text
-
-        return standard_text()
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"the text {path} can't be read: {error.strerror}") from None
-
-
-_PICTURES: dict[Path, tuple[Array, Array]] = {}
-
-
-def _pictures(folder: Path) -> tuple[Array, Array]:
-    """(pixels in [-1, 1], class numbers) of a folder per class; 16 x 16 in three colours."""
-    if folder not in _PICTURES:
-        from PIL import Image
-
-        classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        if not classes:
-            raise InputError(f"images: {folder} has no folder per class; give a folder with train and test in it")
-        pixels, labels = [], []
-        for number, kind in enumerate(classes):
-            for file in sorted(kind.iterdir()):
-                with Image.open(file) as image:
-                    pixels.append(np.asarray(image.convert("RGB").resize((16, 16)), np.float32).reshape(-1) / 127.5 - 1)
-                labels.append(number)
-        _PICTURES[folder] = np.stack(pixels), np.array(labels)
-    return _PICTURES[folder]
+def time_to_loss(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Seconds in which each curve reaches the largest of the last losses, along straight lines between its points."""
+    goal = max(points[-1]["loss"] for points in curves.values())
+    found = {}
+    for label, points in curves.items():
+        number = next(index for index, point in enumerate(points) if point["loss"] <= goal)
+        after = before = points[number]
+        if number:
+            before = points[number - 1]
+        fall = before["loss"] - after["loss"]
+        share = (before["loss"] - goal) / fall if fall > 0 else 1.0
+        found[label] = before["seconds"] + share * (after["seconds"] - before["seconds"])
+    return found
 
 
 def _report(settings: SyncLossSettings, figures: dict[str, Any]) -> Report:
@@ -298,27 +228,44 @@ def _report(settings: SyncLossSettings, figures: dict[str, Any]) -> Report:
                         passed=None if settings.quick else lower,
                     )
                 )
-        checks += _equal_steps(settings, task, last)
+        checks += _equal_steps(settings, task, last, curves)
     columns = ("task", "strategy", "s/step", "steps", "loss", "range of seeds")
     return Report(figures=figures, columns=columns, rows=rows, checks=checks)
 
 
-def _equal_steps(settings: SyncLossSettings, task: str, last: Mapping[str, Mapping[str, Any]]) -> list[Check]:
-    """Partial sets against full synchronization after equal steps, for each H."""
-    gaps = {
-        label: point["loss"] / last[f"local_sgd, {period}"]["loss"] - 1.0
-        for label, point in last.items()
+def _equal_steps(
+    settings: SyncLossSettings,
+    task: str,
+    last: Mapping[str, Mapping[str, Any]],
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[Check]:
+    """Partial sets against full synchronization after equal steps, for each H: their losses and their divergences."""
+    pairs = [
+        (label, f"local_sgd, {period}")
+        for label in last
         for name, _, period in [label.partition(", ")]
         if name not in ("", "local_sgd") and f"local_sgd, {period}" in last
-    }
-    if not gaps:
+    ]
+    if not pairs:
         return []
-    label = max(gaps, key=lambda one: gaps[one])
+
+    def apart(label: str) -> float:
+        return fmean(point["divergence"] for point in curves[label])
+
+    losses = {label: last[label]["loss"] / last[full]["loss"] - 1.0 for label, full in pairs}
+    divergences = {label: apart(label) / apart(full) for label, full in pairs}
+    worst, widest = max(losses, key=lambda one: losses[one]), max(divergences, key=lambda one: divergences[one])
     return [
         Check(
-            name=f"{task}: loss of partial sets over local_sgd after equal steps, the worst of {len(gaps)}",
+            name=f"{task}: loss of partial sets over local_sgd after equal steps, the worst of {len(losses)}",
             target=f"at most {_EQUAL_STEPS:+.0%}",
-            measured=f"{gaps[label]:+.2%} ({label})",
-            passed=None if settings.quick else gaps[label] <= _EQUAL_STEPS,
-        )
+            measured=f"{losses[worst]:+.2%} ({worst})",
+            passed=None if settings.quick else losses[worst] <= _EQUAL_STEPS,
+        ),
+        Check(
+            name=f"{task}: divergence of partial sets over local_sgd, mean over all steps, the worst of {len(losses)}",
+            target="less than 1 times",
+            measured=f"{divergences[widest]:.2f} times ({widest})",
+            passed=None if settings.quick else divergences[widest] < 1.0,
+        ),
     ]

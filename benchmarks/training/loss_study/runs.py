@@ -35,8 +35,11 @@ __all__ = [
     "Values",
     "adaptive_codecs",
     "cut_bytes",
+    "gpt_loss",
+    "gpt_parts",
     "gpt_stages",
     "held_out",
+    "resnet_parts",
     "resnet_stages",
     "train",
     "with_waists",
@@ -174,25 +177,27 @@ class _Exchange:
 
 def train(
     network: Network, training: Training, values: Values, gradients: Gradients, at: Callable[[int, int, int], None]
-) -> None:
-    """Train ``network`` in place; after each step ``at(step, bytes sent, dense bytes)`` is told."""
+) -> list[float]:
+    """Train ``network`` in place: the loss of each step. After each step, ``at(step, bytes sent, dense bytes)`` is called."""
     counter = _Counter()
     wires = [_pair(values, cut, counter) for cut in range(len(network.stages) - 1)]
     exchanges = [_Exchange(gradients, member, counter) for member in range(training.members)]
     parameters = list(network.stages.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=training.lr, weight_decay=0.01)
     network.stages.train()
+    losses = []
     for step in range(training.steps):
         for group in optimizer.param_groups:
             group["lr"] = training.lr * min(1.0, (step + 1) / training.warmup)
         batch = training.batch(step)
         if training.members == 1:
             optimizer.zero_grad(set_to_none=True)
-            _loss(network, batch, wires).backward()  # type: ignore[no-untyped-call]
+            losses.append(_backward(network, batch, wires))
         else:
-            _exchange_all(network, batch, exchanges, step)
+            losses.append(_exchange_all(network, batch, exchanges, step))
         optimizer.step()
         at(step + 1, counter.sent, counter.dense)
+    return losses
 
 
 def _pair(values: Values, cut: int, counter: _Counter) -> tuple[_Wire, _Wire]:
@@ -211,19 +216,28 @@ def _loss(network: Network, batch: Batch, wires: Sequence[tuple[_Wire, _Wire]]) 
     return network.loss(x, targets)
 
 
-def _exchange_all(network: Network, batch: Batch, exchanges: Sequence[_Exchange], step: int) -> None:
-    """Each member's gradient of its part of the batch, through its codec; then their mean."""
+def _backward(network: Network, batch: Batch, wires: Sequence[tuple[_Wire, _Wire]]) -> float:
+    """Add the gradients of the loss on ``batch``; return the loss."""
+    loss = _loss(network, batch, wires)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+def _exchange_all(network: Network, batch: Batch, exchanges: Sequence[_Exchange], step: int) -> float:
+    """Each member's gradient of its part of the batch, through its codec; then their mean. Return the mean loss."""
     parameters = list(network.stages.parameters())
     total: list[Array] = []
+    losses = []
     parts = [torch.chunk(item, len(exchanges)) for item in batch[:2]]
     for member, exchange in enumerate(exchanges):
         network.stages.zero_grad(set_to_none=True)
-        _loss(network, (parts[0][member], parts[1][member], batch[2]), ()).backward()  # type: ignore[no-untyped-call]
+        losses.append(_backward(network, (parts[0][member], parts[1][member], batch[2]), ()))
         own = [_gradient(parameter) for parameter in parameters]
         arrived = exchange.carry(own, step)
         total = [a + b for a, b in zip(total, arrived, strict=True)] if total else [np.array(array) for array in arrived]
     for parameter, array in zip(parameters, total, strict=True):
         parameter.grad = torch.from_numpy(array / len(exchanges))
+    return sum(losses) / len(losses)
 
 
 def _gradient(parameter: nn.Parameter) -> Array:
@@ -272,8 +286,8 @@ class _First(nn.Module):
         return found
 
 
-def gpt_stages(layers: int, width: int, sequence: int) -> Network:
-    """A byte-level GPT in four stages (as ``recipes.gpt``, untied, with heads of 16)."""
+def gpt_parts(layers: int, width: int, sequence: int) -> list[nn.Module]:
+    """A byte-level GPT as embedding, blocks and head (as ``recipes.gpt``, untied, with heads of 16)."""
     torch_blocks = [Block(width, max(1, width // 16), 0.0) for _ in range(layers)]
     last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256, bias=False))
     parts: list[nn.Module] = [_First(256, sequence, width), *torch_blocks, last]
@@ -282,10 +296,21 @@ def gpt_stages(layers: int, width: int, sequence: int) -> Network:
             if parameter.dim() > 1:
                 narrow = name.endswith(("mix_out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if narrow else 0.02)
+    return parts
+
+
+def gpt_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of the next byte."""
+    return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def gpt_stages(layers: int, width: int, sequence: int) -> Network:
+    """``gpt_parts`` in four stages."""
+    parts = gpt_parts(layers, width, sequence)
     size = layers // 4
     cuts = [0, 1 + size, 1 + 2 * size, 1 + 3 * size, len(parts)]
     stages = nn.ModuleList(nn.Sequential(*parts[a:b]) for a, b in pairwise(cuts))
-    return Network(stages=stages, loss=lambda x, y: functional.cross_entropy(x.flatten(0, 1), y.flatten()))
+    return Network(stages=stages, loss=gpt_loss)
 
 
 def with_waists(network: Network, width: int, *, share: int, learned: bool) -> None:
@@ -298,20 +323,29 @@ def with_waists(network: Network, width: int, *, share: int, learned: bool) -> N
         following.insert(0, waist.up)
 
 
-def resnet_stages(width: int) -> Network:
-    """ResNet-18 (stem for CIFAR) whose first group has ``width`` channels (64: as published), a stage for each group."""
-    stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-    groups: list[nn.Module] = []
+def resnet_parts(width: int, counts: Sequence[int], bottleneck: bool) -> list[nn.Module]:
+    """A ResNet (stem for CIFAR) as stem, units and head; the first group has ``width`` channels (64: as published)."""
+    parts: list[nn.Module] = [_stem(width)]
     inside = width
-    for group in range(4):
-        units = []
-        for index in range(2):
-            units.append(Unit(inside, width << group, 2 if group and not index else 1, bottleneck=False))
-            inside = width << group
-        groups.append(nn.Sequential(*units))
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 10))
-    stages = nn.ModuleList([nn.Sequential(stem, groups[0]), groups[1], groups[2], nn.Sequential(groups[3], head)])
-    for part in stages.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-    return Network(stages=stages, loss=functional.cross_entropy)
+    for group, count in enumerate(counts):
+        for index in range(count):
+            parts.append(Unit(inside, width << group, 2 if group and not index else 1, bottleneck=bottleneck))
+            inside = (width << group) * (4 if bottleneck else 1)
+    parts.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 10)))
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return parts
+
+
+def resnet_stages(width: int) -> Network:
+    """``resnet_parts`` of ResNet-18, a stage for each group."""
+    stem, *units, head = resnet_parts(width, (2, 2, 2, 2), bottleneck=False)
+    groups = [units[start : start + 2] for start in range(0, 8, 2)]
+    stages = [[stem, *groups[0]], groups[1], groups[2], [*groups[3], head]]
+    return Network(stages=nn.ModuleList(nn.Sequential(*parts) for parts in stages), loss=functional.cross_entropy)
+
+
+def _stem(width: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())

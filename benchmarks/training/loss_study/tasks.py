@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from benchmarks.training.loss_study.settings import LATENCY, LINKS, LossStudySet
 from farflung.codecs.samples import sample_ids
 from farflung.errors import InputError
 
-__all__ = ["Study"]
+__all__ = ["Study", "pictures", "samples_at", "shuffled", "texts"]
 
 Array = npt.NDArray[Any]
 _SIZE = 16
@@ -42,12 +43,12 @@ class Study:
         if model not in ("gpt", "resnet18"):
             raise InputError(f"unknown model {model!r}: known are gpt, resnet18")
         self._settings, self._model, self._seed = settings, model, seed
-        images = model == "resnet18"
+        images, files = model == "resnet18", (settings.first, settings.train, settings.held)
         self._rows = settings.image_rows if images else settings.rows
         self._rates = (settings.image_lr, settings.image_lr / 10) if images else (settings.lr, settings.tune_lr)
-        parts = _pictures(settings.images) if images else _texts(settings)
+        parts = pictures(settings.images) if images else texts(files, settings.sequence)
         self._before, self._train, self._held = parts
-        self._judges = [_batch(self._held, np.arange(i * 64, i * 64 + 64) % len(self._held[0])) for i in range(_JUDGED)]
+        self._judges = [samples_at(self._held, np.arange(i * 64, i * 64 + 64) % len(self._held[0])) for i in range(_JUDGED)]
         self._tuned: Mapping[str, Any] | None = None
 
     def run(self, way: str, phase: str, how: Mapping[str, Any], members: int) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Study:
         rest = dict(how)
         if "adatopk" not in rest:
             return Values(**rest)
-        nbytes = cut_bytes(network, _batch(self._train, np.arange(self._rows) % len(self._train[0])))
+        nbytes = cut_bytes(network, samples_at(self._train, np.arange(self._rows) % len(self._train[0])))
         ratio, values = float(rest.pop("adatopk")), str(rest.pop("values"))
         return Values(**rest, by_link=adaptive_codecs(nbytes, LINKS, LATENCY, ratio, values))
 
@@ -115,31 +116,35 @@ class Study:
         return Training(steps=settings.tune_steps, lr=self._rates[1], batch=batch, members=members)
 
     def _batches(self, samples: tuple[Array, Array], again: int) -> Callable[[int], Batch]:
-        """Batches by step, in a new order in each epoch; ``again``: of so many samples only (0: all)."""
-        size = len(samples[0])
-        pool = np.random.default_rng(self._seed).permutation(size)[: again or size]
-        per_epoch = max(1, len(pool) // self._rows)
-
-        def batch(step: int) -> Batch:
-            epoch, place = divmod(step, per_epoch)
-            order = np.random.default_rng((self._seed, epoch)).permutation(pool)
-            return _batch(samples, order[place * self._rows : (place + 1) * self._rows])
-
-        return batch
+        return shuffled(samples, self._rows, self._seed, again)
 
 
-def _batch(samples: tuple[Array, Array], indices: Array) -> Batch:
+def shuffled(samples: tuple[Array, Array], rows: int, seed: int, again: int = 0) -> Callable[[int], Batch]:
+    """Batches of ``rows`` by step, in a new order in each epoch; ``again``: of so many samples only (0: all)."""
+    size = len(samples[0])
+    pool = np.random.default_rng(seed).permutation(size)[: again or size]
+    per_epoch = max(1, len(pool) // rows)
+
+    def batch(step: int) -> Batch:
+        epoch, place = divmod(step, per_epoch)
+        order = np.random.default_rng((seed, epoch)).permutation(pool)
+        return samples_at(samples, order[place * rows : (place + 1) * rows])
+
+    return batch
+
+
+def samples_at(samples: tuple[Array, Array], indices: Array) -> Batch:
+    """The samples of ``indices`` as a batch."""
     x, y = samples[0][indices], samples[1][indices]
     return torch.from_numpy(x), torch.from_numpy(y), sample_ids([x], len(x))
 
 
-def _texts(settings: LossStudySettings) -> tuple[tuple[Array, Array], ...]:
-    """What the tuned model is trained on before, what is trained on, and what is held back."""
+def texts(files: Sequence[str], length: int) -> tuple[tuple[Array, Array], ...]:
+    """Bytes of each file (empty: made up) in sequences of ``length``, and the bytes that follow them."""
     found = []
-    for number, name in enumerate((settings.first, settings.train, settings.held)):
+    for number, name in enumerate(files):
         raw = Path(name).read_bytes() if name else bytes((7 * i + i * i // (11 + number)) % 256 for i in range(6000))
         data = np.frombuffer(raw, np.uint8).astype(np.int64)
-        length = settings.sequence
         count = (len(data) - 1) // length
         x = data[: count * length].reshape(count, length)
         y = data[1 : count * length + 1].reshape(count, length)
@@ -147,7 +152,8 @@ def _texts(settings: LossStudySettings) -> tuple[tuple[Array, Array], ...]:
     return tuple(found)
 
 
-def _pictures(folder: str) -> tuple[tuple[Array, Array], ...]:
+@cache
+def pictures(folder: str) -> tuple[tuple[Array, Array], ...]:
     """Pictures of 16 x 16 pixels: every second of the training folder's, the others, the test folder's."""
     if not folder:
         generator = np.random.default_rng(0)

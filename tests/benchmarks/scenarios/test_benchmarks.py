@@ -41,10 +41,11 @@ def invoke(*arguments: str) -> Any:
 def test_the_catalog_has_them_all_and_the_list_shows_them() -> None:
     names = (
         "architectures auto chain changing chaos codecs compression coverage crawl dreamddp dtfm emulator engines "
-        "environments exactness fusionllm fuzz fuzz-decoders fuzz-graphs grid hostile hybrid hybrid-ps isolation joining kept "
-        "launchers loss loss-study members memory messages nat overhead overlap pipeline planners planning prediction "
-        "profile replicas resume serving shared-cores silent-connections simulator sites startup sync-loss sync-memory "
-        "sync-network sync-schedule sync-speeds sync-strategies takeover tiers trace-cost trackers transport verification web"
+        "environments exactness fusionllm fusionllm-loss fuzz fuzz-decoders fuzz-graphs grid hostile hybrid hybrid-ps "
+        "isolation joining kept launchers loss loss-study members memory messages nat overhead overlap pipeline planners "
+        "planning prediction profile replicas resume serving shared-cores silent-connections simulator sites startup "
+        "sync-loss sync-memory sync-network sync-schedule sync-speeds sync-strategies takeover tiers trace-cost trackers "
+        "transport verification web"
     )
     assert tuple(BENCHMARKS) == tuple(names.split())
     lines = invoke("list").stdout.splitlines()

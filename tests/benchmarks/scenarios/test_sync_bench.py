@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from benchmarks.harness.base import override
 from benchmarks.harness.catalog import BENCHMARKS
 from benchmarks.network.sync_network import SyncNetworkSettings, _report
 from benchmarks.network.sync_network_plot import draw
-from benchmarks.training.sync_loss import PixelNetwork, SyncLossSettings, step_seconds
+from benchmarks.training.sync_loss import step_seconds, time_to_loss
+from benchmarks.training.sync_loss_models import torch_network
+from benchmarks.training.sync_loss_networks import PixelNetwork, SyncLossSettings, network_of
 from farflung.errors import InputError
 from farflung.job.spec import JobSpec
 
@@ -93,11 +96,70 @@ def test_each_period_has_its_curves_at_equal_steps(tmp_path: Path) -> None:
     assert seconds["asc_wfbp"] > seconds["local_sgd, H = 2"] > seconds["local_sgd, H = 4"] > seconds["contiguous, H = 4"]
     assert curves["local_sgd, H = 2"][-1]["seconds"] == 8 * seconds["local_sgd, H = 2"]
     assert len({points[-1]["loss"] for points in curves.values()}) == 5
-    (check,) = report.checks
-    assert "loss of partial sets over local_sgd after equal steps, the worst of 2" in check.name
+    loss, divergence = report.checks
+    assert "loss of partial sets over local_sgd after equal steps, the worst of 2" in loss.name
+    assert "divergence of partial sets over local_sgd, mean over all steps, the worst of 2" in divergence.name
+    assert curves["local_sgd, H = 2"][-1]["divergence"] > curves["asc_wfbp"][-1]["divergence"] == 0
     assert "<svg" in (tmp_path / "steps.svg").read_text(encoding="utf-8")
+
+
+def test_seconds_of_several_periods_are_those_of_dreamddp(tmp_path: Path) -> None:
+    seconds = {"ssgd": 4.0, "local_sgd": 2.0, "equal_number": 1.5, "dreamddp": 1.0, "free": 0.5}
+    runs = [
+        {"model": "gpt2", "workers": 32, "sync_every": period, "seconds": {name: one / period for name, one in seconds.items()}}
+        for period in (5, 10)
+    ]
+    file = tmp_path / "dreamddp.json"
+    file.write_text(json.dumps({"figures": {"periods": runs}}), encoding="utf-8")
+    settings = SyncLossSettings(measured=str(file), members=32, periods=(5, 10), strategies=("ssgd", "partial", "free_sets"))
+    assert step_seconds(settings) == pytest.approx(
+        {"ssgd": 0.8, "partial, H = 5": 0.3, "free_sets, H = 5": 0.1, "partial, H = 10": 0.15, "free_sets, H = 10": 0.05}
+    )
+    with pytest.raises(InputError, match="has no runs of gpt2 with 8 workers and all of the periods; choose others"):
+        step_seconds(replace(settings, members=8))
+    with pytest.raises(InputError, match="holds no figures of sync-network or dreamddp"):
+        step_seconds(replace(settings, periods=(5,)))
+    file.write_text(json.dumps({"figures": {"runs": [item("asc_wfbp", 3.0)]}}), encoding="utf-8")
     with pytest.raises(InputError, match="measured seconds are those of one period: leave measured out, or periods"):
-        step_seconds(SyncLossSettings(measured="x.json", periods=(5, 10)))
+        step_seconds(settings)
+
+
+def test_the_time_to_a_loss_lies_between_two_points() -> None:
+    curves = {
+        "slow": [{"seconds": 10.0, "loss": 4.0}, {"seconds": 20.0, "loss": 2.0}],
+        "fast": [{"seconds": 1.0, "loss": 3.0}, {"seconds": 2.0, "loss": 1.0}],
+        "at once": [{"seconds": 0.5, "loss": 1.0}],
+    }
+    assert time_to_loss(curves) == {"slow": 20.0, "fast": 1.5, "at once": 0.5}
+
+
+def test_strategies_that_exchange_each_step_share_a_curve(tmp_path: Path) -> None:
+    chosen = BENCHMARKS.get("sync-loss")
+    pairs = ["periods=2,4", "strategies=ssgd,asc_wfbp,local_sgd", "asc_steps=4", "tasks=gpt", "width=16", "hidden=1"]
+    report: Any = chosen.run(override(chosen.settings(quick=True), pairs), lambda text: None)
+    curves, seconds = report.figures["curves"]["gpt"], report.figures["step_seconds"]
+    assert [point["loss"] for point in curves["ssgd"]] == [point["loss"] for point in curves["asc_wfbp"]]
+    for name in ("ssgd", "asc_wfbp"):
+        assert curves[name][-1]["seconds"] == 4 * seconds[name]
+    assert report.figures["time_to_loss"]["gpt"].keys() == curves.keys()
+
+
+@pytest.mark.parametrize("task", ["gpt", "resnet-18"])
+def test_gradients_of_a_model_are_those_of_its_loss(task: str) -> None:
+    network = torch_network(SyncLossSettings(width=16, hidden=1, channels=2, samples=4), task, 0)
+    start = network.start()
+    loss, grads = network.gradient(start, 0, 0)
+    assert [grad.shape for grad in grads] == [layer.shape for layer in start]
+    moved = [layer - 1e-3 * grad for layer, grad in zip(start, grads, strict=True)]
+    slope = sum(float((grad**2).sum()) for grad in grads)
+    assert loss - network.gradient(moved, 0, 0)[0] == pytest.approx(1e-3 * slope, rel=0.2)
+    assert network.gradient(start, 0, 0)[0] == loss
+    assert network.gradient(start, 0, 1)[0] != loss, "another member has other samples"
+
+
+def test_a_task_that_is_not_known() -> None:
+    with pytest.raises(InputError, match="unknown task 'vgg': known are text, images, gpt, resnet-18"):
+        network_of(SyncLossSettings(), "vgg", 0)
 
 
 def test_measured_times_are_those_nearest_to_one(tmp_path: Path) -> None:
@@ -108,7 +170,7 @@ def test_measured_times_are_those_nearest_to_one(tmp_path: Path) -> None:
     assert step_seconds(settings) == {"asc_wfbp": 2.0, "free_sets": 1.0}
     with pytest.raises(InputError, match="has no run of local_sgd with gpt2: measure it, too"):
         step_seconds(SyncLossSettings(measured=str(file), strategies=("local_sgd",)))
-    with pytest.raises(InputError, match="holds no figures of sync-network"):
+    with pytest.raises(InputError, match="holds no figures of sync-network or dreamddp"):
         step_seconds(SyncLossSettings(measured=str(tmp_path / "none.json")))
 
 
