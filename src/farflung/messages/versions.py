@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOL_VERSION", "check_session", "check_versions", "mixed_engines", "own_versions", "version_warnings"]
 
 #: The version of the messages between members and broker. Raise it when a message changes its meaning.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 def own_versions(engine: str) -> dict[str, str]:
