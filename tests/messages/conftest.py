@@ -1,4 +1,4 @@
-"""Golden frames: the headers of every kind of frame, as senders of protocol version 8 write them."""
+"""Golden frames: the headers of every kind of frame, as senders of protocol version 9 write them."""
 
 from __future__ import annotations
 

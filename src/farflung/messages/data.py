@@ -58,6 +58,7 @@ __all__ = [
     "ProbeBytes",
     "RunMessage",
     "SideKey",
+    "SideValues",
     "Slope",
     "StateKey",
     "StatesWanted",
@@ -151,13 +152,19 @@ class Value(RunMessage, kind="value", on=Channel.DATA, sections=ANY_SECTIONS):
     cache, and how many messages came before. ``samples``: how many sample numbers the last section holds.
     """
 
-    key: ValueKey | UseKey | SideKey | StateKey
+    key: ValueKey | UseKey
     source: Index | UnsetType = field(name="from", default=UNSET)
     array: ArrayHeader
     payload: PayloadHeader | UnsetType = UNSET
     difference: PayloadHeader | UnsetType = UNSET
     message: Count | UnsetType = UNSET
     samples: Version | UnsetType = UNSET
+
+
+class SideValues(ArraysMessage, kind="values", on=Channel.DATA, sections=ANY_SECTIONS, first=("run", "keys")):
+    """What one action of an evaluation, of text generation or of serving gives one worker: an uncompressed array for each key."""
+
+    keys: Annotated[tuple[SideKey | StateKey, ...], Meta(max_length=_MOST_ARRAYS)]
 
 
 class BatchKey(Item, array_like=True):

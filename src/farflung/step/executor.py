@@ -11,7 +11,19 @@ from collections.abc import Sequence
 from farflung.engines.base import Array, Engine
 from farflung.graph.cut import SubGraph
 from farflung.messages.conversions.step_reports import StepReport
-from farflung.messages.data import Batch, EvaluationVote, Losses, LossScaleState, Norms, Slope, StepReady, Token, Value, Verdict
+from farflung.messages.data import (
+    Batch,
+    EvaluationVote,
+    Losses,
+    LossScaleState,
+    Norms,
+    SideValues,
+    Slope,
+    StepReady,
+    Token,
+    Value,
+    Verdict,
+)
 from farflung.messages.router import PeerRouter
 from farflung.messages.schema import Message
 from farflung.messages.serving import ServedBatch
@@ -94,6 +106,7 @@ class Executor:
         messages.register(LossScaleState, scale.receive)
         messages.register(Token, lambda _, token: context.inbox.put(("token", token.step, token.index), token))
         messages.register(Value, context.transfer.receive)
+        messages.register(SideValues, context.transfer.receive_side)
         messages.register(Batch, context.transfer.receive_batch)
         sums.register(messages)
         verification.register(messages)

@@ -42,8 +42,8 @@ class Routes(Protocol):
     def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> Hashable:
         """Return the key under which the value of ``edge`` (or its gradient) waits in the inbox."""
 
-    def send(self, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
-        """Send the value of ``edge`` to the stage that reads it, or its gradient to the stage that made it."""
+    def send(self, micro_batch: int, results: Sequence[tuple[Edge, Array | EncodedValue]], *, gradient: bool) -> None:
+        """Send the value of each edge to the stage that reads it, or its gradient to the stage that made it."""
 
 
 class ActionSource(Protocol):
@@ -154,8 +154,8 @@ def send_results(routes: Routes, piece: SubGraph, action: Action, values: SentVa
     if action.kind is ActionKind.WEIGHT:
         return
     backward = action.kind is ActionKind.BACKWARD
-    for edge in piece.sends_gradients if backward else piece.gives:
-        routes.send(action.micro_batch, edge, values[edge.value], gradient=backward)
+    edges = piece.sends_gradients if backward else piece.gives
+    routes.send(action.micro_batch, [(edge, values[edge.value]) for edge in edges], gradient=backward)
 
 
 class QueuedActions:

@@ -30,10 +30,10 @@ def test_only_tokens_that_are_wanted_are_sorted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(np, "argsort", argsort)
     logits = np.random.default_rng(0).normal(size=VOCABULARY)
     draw_token(logits, np.random.default_rng(1), temperature=0.0)
-    likeliest(log_probabilities(logits), 0)
+    likeliest(logits, 0)
     assert seen == []
     draw_token(logits, np.random.default_rng(1), temperature=1.0, top_k=40)
-    likeliest(log_probabilities(logits), 20)
+    likeliest(logits, 20)
     assert seen == [40, 20]
 
 
@@ -49,3 +49,12 @@ def test_a_seed_gives_the_same_token_as_with_a_whole_sort(top_k: int, top_p: flo
         expected = order[np.random.default_rng(seed).choice(len(chances), p=chances)]
         found = draw_token(logits, np.random.default_rng(seed), temperature=0.8, top_k=top_k, top_p=top_p)
         assert found == int(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_probabilities_are_those_of_the_whole_vocabulary(dtype: type[Any]) -> None:
+    logits = (10 * np.random.default_rng(0).normal(size=VOCABULARY)).astype(dtype)
+    chances = np.exp(logits.astype(np.float64) - float(logits.max()))
+    expected = np.log(chances / chances.sum())
+    found = log_probabilities(logits, range(0, VOCABULARY, 997))
+    np.testing.assert_allclose(found, expected[::997], rtol=0, atol=1e-6 if dtype is np.float32 else 1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from farflung.codecs import CODECS, get_codec
 from farflung.errors import CodecError, FarflungError, MemoryExceeded, WireError
 from farflung.memory_budget import MemoryBudget
 from farflung.messages.arrays import PackedArray, decode_array, encode_array
-from farflung.messages.data import Batch, UseKey, Value
+from farflung.messages.data import Batch, SideKey, SideValues, UseKey, Value
 from farflung.messages.schema import UNSET, Channel
 from farflung.messages.wire_form import decode, decode_as, encode
 from farflung.plan.model import CodecChoice
@@ -41,6 +42,8 @@ def take(transfer: ValueTransfer, peer: str, frame: Frame) -> None:
     message = decode(frame, Channel.DATA)
     if isinstance(message, Batch):
         transfer.receive_batch(peer, message)
+    elif isinstance(message, SideValues):
+        transfer.receive_side(peer, message)
     else:
         assert isinstance(message, Value)
         transfer.receive(peer, message)
@@ -102,6 +105,22 @@ def test_a_value_crosses_and_its_gradient_comes_back() -> None:
             np.testing.assert_array_equal(ends.boxes[receiver].take(key), value)
 
 
+def test_values_of_an_evaluation_cross_in_one_frame() -> None:
+    random = np.random.default_rng(1)
+    arrays = {
+        SideKey(phase="serve", step=0, number=7, value=name, source=0, target=1): random.standard_normal(shape)
+        for name, shape in (("add", (1, 8)), ("query", (2, 4)), ("empty", (0,)))
+    }
+    with Ends() as ends:
+        ends.couriers["a"].send_arrays("b", arrays)
+        ends.couriers["a"].send_arrays("a", arrays)
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(ends.boxes["b"].take(key), array)
+            np.testing.assert_array_equal(ends.boxes["a"].take(key), array)
+        ends.links["a"].flush()
+        assert ends.endpoints["a"].statistics()["b"].frames_sent == 1
+
+
 def test_encoding_without_memory_ends_the_attempt_with_a_message() -> None:
     (edge,) = small_setup("b").subgraphs[1].requires_activations
     value = np.ones(edge.spec.shape, np.float32)
@@ -139,6 +158,7 @@ def test_codecs_see_the_rows_of_a_value() -> None:
 
 
 KEY = ["value", "train", 0, 0, "bend", 0, 1, False]
+SIDE = ["side", "eval", 0, 0, "bend", 0, 1]
 HEADER = {"run": "run-small", "key": KEY, "array": ["float32", [4, 16], None]}
 
 
@@ -146,6 +166,12 @@ def value_frame(key: object = KEY, shape: tuple[int, ...] = (4, 16), dtype: Any 
     array = np.zeros(shape, dtype)
     header = {**HEADER, "key": key, "array": [array.dtype.name, list(shape), None]}
     return Frame("value", header | extra, (array.tobytes(),))
+
+
+def values_frame(keys: object, shape: list[int] | None) -> Frame:
+    item = None if shape is None else {"array": ["float32", shape, None], "sections": 1}
+    sections = () if shape is None else (bytes(4 * math.prod(shape)),)
+    return Frame("values", {"run": "run-small", "keys": keys, "arrays": [item]}, sections)
 
 
 def batch_frame(key: object, step: int = 0, **extra: Any) -> Frame:
@@ -164,7 +190,11 @@ def batch_frame(key: object, step: int = 0, **extra: Any) -> Frame:
         (value_frame(key=KEY[:-1]), "bad message 'value'.*'key'"),
         (value_frame(shape=(5, 16)), r"oversized value 'bend': float32 \[5, 16\] has more than the 256 bytes of the plan"),
         (value_frame(shape=(4, 16), dtype=np.float64), "oversized value 'bend'"),
-        (value_frame(key=["side", "eval", 0, 0, "bend", 0, 1], shape=(100, 100)), "oversized array"),
+        (value_frame(key=SIDE), "bad message 'value': Invalid value 'side'"),
+        (values_frame([SIDE], [100, 100]), "oversized array"),
+        (values_frame([SIDE, [*SIDE[:-1], 2]], [4]), "a 'values' message has 2 arrays here, 1 came"),
+        (values_frame([SIDE], None), "a 'values' message has 1 keys, and 0 arrays"),
+        (values_frame([KEY], [4]), "bad message 'values': Invalid value 'value'"),
         (value_frame(array=["float32", [2**40], None]), "oversized value"),
         (value_frame(array=None), "bad message 'value'.*'array'"),
         (Frame("value", HEADER, (b"1", b"2")), "one section"),
@@ -207,8 +237,10 @@ plain = st.recursive(
 
 @settings(deadline=None, max_examples=150)
 @given(
-    kind=st.sampled_from(["value", "data"]),
-    header=st.dictionaries(st.sampled_from(["key", "array", "payload", "step", "samples", "run"]), plain).map(HEADER.__or__),
+    kind=st.sampled_from(["value", "values", "data"]),
+    header=st.dictionaries(st.sampled_from(["key", "keys", "array", "arrays", "payload", "step", "samples", "run"]), plain).map(
+        HEADER.__or__
+    ),
     sections=st.lists(st.binary(max_size=64), max_size=3),
 )
 def test_any_frame_is_taken_or_refused_by_an_error_of_ours(kind: str, header: dict[str, Any], sections: list[bytes]) -> None:

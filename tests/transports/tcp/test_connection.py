@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -12,14 +14,15 @@ import pytest
 from farflung.errors import FarflungError
 from farflung.thread_group import ThreadGroup
 from farflung.transports import Insecure, TransportConfig
-from farflung.transports.base import EndpointEvents
+from farflung.transports.base import EndpointEvents, Urgency
 from farflung.transports.tcp import connection, link
 from farflung.transports.tcp.connection import Connection, MessageKind, build_message
 from farflung.transports.tcp.endpoint import TcpEndpoint
 from farflung.transports.tcp.relay_calls import PROTOCOL
 from farflung.transports.tcp.sockets import set_backlog
 from farflung.units import Seconds
-from farflung.wire.headers import pack_value
+from farflung.wire.frames import Frame, encode_frame
+from farflung.wire.headers import pack_value, unpack_value
 from tests.support.network.quiet import PATIENCE, until
 
 #: On a busy machine, nobody is taken for dead.
@@ -42,6 +45,51 @@ def test_who_still_sends_learns_why_its_frame_was_refused(monkeypatch: pytest.Mo
             assert MessageKind.HELLO in _kinds_until_the_end(again, MessageKind.HELLO)
         assert len(causes) == 1
         assert "it sent what can't be read" in causes[0]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_one_state_says_that_a_frame_has_come_and_was_handled_unless_its_handler_is_slow(
+    monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    monkeypatch.setattr(connection, "_STATE_SECONDS", 0.0 if slow else PATIENCE)
+    began, gate = threading.Event(), threading.Event()
+
+    def handle(peer: str, frame: Frame) -> None:
+        began.set()
+        gate.wait(PATIENCE)
+
+    a = TcpEndpoint(Insecure(name="a"), handle, listen="127.0.0.1:0", config=CALM)
+    with closing(a), _greeted(a, "first") as b:
+        b.sendall(build_message(MessageKind.STATE, [pack_value(EMPTY)]))
+        assert MessageKind.STATE in _kinds_until_the_end(b, MessageKind.STATE)  # the first state, before anything has come
+        b.sendall(build_message(MessageKind.DATA, encode_frame(Frame("probe", {}), checksum=False), lane=1))
+        assert began.wait(PATIENCE)
+        states = _states(b)
+        if slow:
+            assert next(states) == [1, 0]
+        gate.set()
+        assert next(states) == [1, 1]
+
+
+#: The state of a peer that has got nothing.
+EMPTY = {
+    "states": [[0, 0]] * len(Urgency),
+    "errors": [],
+    "time": 0.0,
+    "echo": None,
+    "beat": 10.0,
+    "wants": 1,
+    "arrived": 0,
+    "curve": [],
+}
+
+
+def _states(sock: socket.socket) -> Iterator[list[int]]:
+    """Give what comes in states of lane 1, once a chunk has come: the next chunk, and how many frames were handled."""
+    while head := sock.recv(20, socket.MSG_WAITALL):
+        body = sock.recv(int.from_bytes(head[4:8], "little"), socket.MSG_WAITALL)
+        if head[0] == MessageKind.STATE and (found := unpack_value(body, 8)["states"][1]) != [0, 0]:
+            yield found
 
 
 class Endless:

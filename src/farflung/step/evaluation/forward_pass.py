@@ -72,7 +72,7 @@ def _share_unread(
     if setup.device == source:
         for stage, piece, names in reading:
             for name, value in stages.base(0).states(names).items():
-                context.transfer.send_array(setup.primary(stage), _state_key(phase, piece, name), value)
+                context.transfer.send_arrays(setup.primary(stage), {_state_key(phase, piece, name): value})
     for _, piece, names in reading:
         if names and piece.stage in own:
             own[piece.stage].load({name: context.inbox.take(_state_key(phase, piece, name)) for name in names})
@@ -112,10 +112,14 @@ class _SideRoutes:
             target=edge.target,
         )
 
-    def send(self, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
-        """See ``Routes``."""
-        peer = self._context.setup.primary(self._opened.pieces[edge.target][0])
-        self._context.transfer.send_array(peer, self.key(micro_batch, edge, gradient=gradient), array_of(value))
+    def send(self, micro_batch: int, results: Sequence[tuple[Edge, Array | EncodedValue]], *, gradient: bool) -> None:
+        """See ``Routes``. A worker gets all its values in one frame."""
+        found: dict[str, dict[SideKey | StateKey, Array]] = {}
+        for edge, value in results:
+            peer = self._context.setup.primary(self._opened.pieces[edge.target][0])
+            found.setdefault(peer, {})[self.key(micro_batch, edge, gradient=gradient)] = array_of(value)
+        for peer, arrays in found.items():
+            self._context.transfer.send_arrays(peer, arrays)
 
 
 class _ForwardPieces(QueuedActions):

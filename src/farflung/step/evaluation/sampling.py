@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["draw_token", "likeliest", "log_probabilities"]
 
+#: Logits that are computed with at once.
+_PART = 8192
+
 
 def draw_token(
-    logits: NDArray[np.float64], random: np.random.Generator, *, temperature: float, top_k: int = 0, top_p: float = 1.0
+    logits: NDArray[np.floating[Any]], random: np.random.Generator, *, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> int:
     """Draw a token; ``logits`` are ``(vocabulary,)``.
 
@@ -22,6 +28,7 @@ def draw_token(
     """
     if temperature == 0 or top_k == 1:
         return int(np.argmax(logits))
+    logits = logits.astype(np.float64)
     order = likeliest(logits, top_k or len(logits))
     scaled = (logits[order] - logits[order[0]]) / temperature
     chances = np.exp(scaled)
@@ -32,7 +39,7 @@ def draw_token(
     return int(order[random.choice(len(chances), p=chances)])
 
 
-def likeliest(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+def likeliest(scores: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
     """The indices of the ``count`` largest ``scores``, the largest first; of equal ones the first. Only those are sorted."""
     if count >= len(scores):
         return np.argsort(-scores, kind="stable")
@@ -44,8 +51,12 @@ def likeliest(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
     return found[np.argsort(-scores[found], kind="stable")]
 
 
-def log_probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The natural logarithms of the probabilities at temperature 1."""
-    shifted = logits - logits.max()
-    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return found
+def log_probabilities(logits: NDArray[np.floating[Any]], tokens: Sequence[int]) -> list[float]:
+    """Return the natural logarithms of the probabilities of ``tokens`` at temperature 1.
+
+    The next token of a served model waits for this. Hence the element type stays, and temporary arrays fit into a cache.
+    """
+    top = logits.max()
+    parts = (logits[begin : begin + _PART] for begin in range(0, len(logits), _PART))
+    total = np.log(sum(float(np.exp(part - top).sum(dtype=np.float64)) for part in parts))
+    return [float(logits[token]) - float(top) - float(total) for token in tokens]

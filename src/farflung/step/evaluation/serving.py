@@ -116,9 +116,11 @@ def _feed(batch: ServedBatch, opened: ForwardGraph) -> Mapping[str, Array]:
 
 
 def _drawn(draw: DrawItem, row: Array) -> TokenItem:
-    logits = np.nan_to_num(row.astype(np.float64), nan=-_WIDE, posinf=_WIDE, neginf=-_WIDE)  # JSON has only finite numbers
+    logits = row if row.dtype in (np.float32, np.float64) else row.astype(np.float32)
+    if not np.isfinite(logits).all():  # JSON has only finite numbers
+        logits = np.nan_to_num(logits, nan=-_WIDE, posinf=_WIDE, neginf=-_WIDE)
     random = np.random.default_rng(derive_seed("serve", draw.seed, draw.index))
     token = draw_token(logits, random, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
-    chances = log_probabilities(logits)
-    likely = likeliest(chances, draw.logprobs)
-    return TokenItem(token=token, logprob=float(chances[token]), likely=tuple((int(one), float(chances[one])) for one in likely))
+    likely = [int(one) for one in likeliest(logits, draw.logprobs)]
+    logprob, *others = log_probabilities(logits, [token, *likely])
+    return TokenItem(token=token, logprob=logprob, likely=tuple(zip(likely, others, strict=True)))

@@ -58,10 +58,14 @@ class OutgoingMessage:
 
 @dataclass(slots=True, kw_only=True)
 class _Lane:
-    """Frames for one peer in one urgency, and the state of their sender thread. Guarded by the outbox's condition."""
+    """Frames for one peer in one urgency, and the state of their sender thread. Guarded by the outbox's lock.
+
+    ``news``: the sender thread waits here, so that a frame wakes this thread alone.
+    """
 
     peer: str
     urgency: Urgency
+    news: threading.Condition
     #: Called when a guest is lost (None: the peer is no guest).
     lost: Callable[[BaseException], None] | None
     waiting: deque[OutgoingMessage] = field(default_factory=deque)
@@ -84,7 +88,9 @@ class Outbox:
         self._trace = trace or SpanRing()
         self._on_error = on_error
         self._meter = TrafficMeter()
-        self._changed = threading.Condition()
+        #: Guards what follows. Those who post or flush wait for ``_changed``, and a sender thread for its lane's ``news``.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._error: BaseException | None = None
         self._peers = frozenset(peers)
         self._guests: dict[str, Callable[[BaseException], None]] = {}
@@ -112,7 +118,7 @@ class Outbox:
             if self._error is not None:
                 raise self._error
             lane.waiting.append(outgoing)
-            self._changed.notify_all()
+            lane.news.notify()
 
     def add_guest(self, name: str, lost: Callable[[BaseException], None]) -> None:
         """Allow frames for the guest ``name``. ``lost`` is called on a sender's thread when it cannot be reached."""
@@ -127,6 +133,7 @@ class Outbox:
                 lane = self._lanes.pop(key)
                 lane.closed = True
                 lane.waiting.clear()
+                lane.news.notify()
             self._changed.notify_all()
 
     def withdraw(self, name: str, urgency: Urgency) -> list[OutgoingMessage]:
@@ -172,6 +179,7 @@ class Outbox:
             self._error = self._error or error
             for lane in self._lanes.values():
                 lane.waiting.clear()
+                lane.news.notify()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -189,7 +197,7 @@ class Outbox:
             raise KeyError(peer)
         lane = self._lanes.get((peer, urgency))
         if lane is None:
-            lane = _Lane(peer=peer, urgency=urgency, lost=lost)
+            lane = _Lane(peer=peer, urgency=urgency, lost=lost, news=threading.Condition(self._lock))
             if self._error is None:
                 self._lanes[peer, urgency] = lane
                 # whatever ends the thread must reach the compute thread
@@ -200,7 +208,7 @@ class Outbox:
     def _send_all(self, lane: _Lane) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._error is not None or lane.closed or bool(lane.waiting))
+                lane.news.wait_for(lambda: self._error is not None or lane.closed or bool(lane.waiting))
                 if self._error is not None or lane.closed:
                     return
                 outgoing = lane.waiting.popleft()

@@ -7,7 +7,7 @@ parameters, norms, evaluation) always travels uncompressed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,8 +18,8 @@ from farflung.engines.encoded_value import EncodedValue, array_of
 from farflung.errors import CodecError, WireError
 from farflung.graph.cut import Edge
 from farflung.graph.ir import Use
-from farflung.messages.arrays import FLOATING, PackedArray, decode_array, packed_payload
-from farflung.messages.data import Batch, SideKey, StateKey, UseKey, Value, ValueKey
+from farflung.messages.arrays import FLOATING, PackedArray, all_arrays, decode_array, pack_arrays, packed_payload
+from farflung.messages.data import Batch, SideKey, SideValues, StateKey, UseKey, Value, ValueKey
 from farflung.messages.schema import UNSET, Message, Sections
 from farflung.plan.link_memory import route_of
 from farflung.plan.model import CodecChoice
@@ -128,23 +128,22 @@ class ValueTransfer:
         if peer == self._setup.device:
             self._inbox.put(key, array)
             return
-        make = self._plainly(key, array)  # the array stays as it is: the engine adds the uses up in new memory
+        # the array stays as it is: the engine adds the uses up in new memory
+        make = partial(packed_value, partial(Value, run=self._setup.run, key=key), array, None)
         self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=pair, dense=array.nbytes))
 
     def post(self, peer: str, message: Message) -> None:
         """Send a small message, ahead of values."""
         self._outbox.post(peer, OutgoingMessage(make=lambda: message, urgency=Urgency.CONTROL))
 
-    def send_array(self, peer: str, key: SideKey | StateKey, array: Array) -> None:
-        """Send an array under a key of the caller's, uncompressed; to this worker itself without a frame."""
+    def send_arrays(self, peer: str, arrays: Mapping[SideKey | StateKey, Array]) -> None:
+        """Send arrays under keys of the caller's, uncompressed and in one frame; to this worker itself without a frame."""
         if peer == self._setup.device:
-            self._inbox.put(key, array)
+            for key, array in arrays.items():
+                self._inbox.put(key, array)
             return
-        self._outbox.post(peer, OutgoingMessage(make=self._plainly(key, array)))
-
-    def _plainly(self, key: UseKey | SideKey | StateKey, array: Array) -> Callable[[], Value]:
-        """Return what makes the message of ``array`` without a codec, on the thread that sends it."""
-        return lambda: packed_value(partial(Value, run=self._setup.run, key=key), array, None)
+        head = partial(SideValues, run=self._setup.run, keys=tuple(arrays))
+        self._outbox.post(peer, OutgoingMessage(make=lambda: pack_arrays(head, list(arrays.values()), None)))
 
     def receive(self, peer: str, value: Value) -> None:
         """Store a value in the inbox (transport thread).
@@ -163,6 +162,18 @@ class ValueTransfer:
             self._inbox.put(key, array)
         else:  # checked against the largest array of the run
             self._inbox.put(key, self._decoded(value, value.sections))
+
+    def receive_side(self, _: str, values: SideValues) -> None:
+        """Store the values of an action in the inbox (transport thread). They are checked against the largest array of the run.
+
+        Raises:
+            WireError: there is not one array for each key, or one does not fit its header or is too large.
+        """
+        packed = [one for one in all_arrays(values, len(values.keys)) if one is not None]
+        if len(packed) < len(values.keys):
+            raise WireError(f"a 'values' message has {len(values.keys)} keys, and {len(packed)} arrays that are not missing")
+        for key, array in zip(values.keys, [decode_array(one, self.largest, self._setup.budget) for one in packed], strict=True):
+            self._inbox.put(key, array)
 
     def receive_batch(self, _: str, batch: Batch) -> None:
         """Store an input of a micro-batch in the inbox (transport thread).
@@ -229,9 +240,10 @@ class StepRoutes:
         """See ``Routes``."""
         return self.transfer.key(self.phase, self.step, micro_batch, edge, gradient=gradient)
 
-    def send(self, micro_batch: int, edge: Edge, value: Array | EncodedValue, *, gradient: bool) -> None:
-        """See ``Routes``."""
-        self.transfer.send(self.phase, self.step, micro_batch, edge, value, gradient=gradient)
+    def send(self, micro_batch: int, results: Sequence[tuple[Edge, Array | EncodedValue]], *, gradient: bool) -> None:
+        """See ``Routes``. Each value has a frame of its own: the next one is encoded while it travels."""
+        for edge, value in results:
+            self.transfer.send(self.phase, self.step, micro_batch, edge, value, gradient=gradient)
 
 
 def _edge_bytes(setup: RunSetup) -> dict[tuple[str | int, ...], int]:

@@ -50,6 +50,8 @@ _READ_BUDGET = 4 << 20
 #: Milliseconds that the thread waits at most: for anything; while it rests, to see the next round trip; while it looks what the
 #: system has sent; and for room in the system's buffer.
 _POLL_MS, _PAUSE_MS, _LOOK_MS, _ROOM_MS = 500.0, 4.0, 4.0, 2.0
+#: How long the state waits for the handler of a complete frame, in seconds.
+_STATE_SECONDS = 0.005
 #: How long a connection that has sent its last message waits for the peer to close.
 LINGER_SECONDS = 5.0
 
@@ -157,6 +159,8 @@ class Connection:
         #: Whether the peer has said what it holds: data may go.
         self.ready = False
         self.state_due = True
+        #: When the next state is due at the latest (infinite: nothing has come that the peer does not know of).
+        self.state_by = math.inf
         #: Whether it gets no more data, and ends when what it carries is confirmed.
         self.retired = False
         #: The last message, when it is time for it: nothing follows it.
@@ -211,6 +215,20 @@ class Connection:
         with suppress(OSError):  # awake already, or over
             self._wake_out.send(b"!")
 
+    def owe_state(self, *, complete: bool) -> None:
+        """Something has come. A state says so now, or after a frame that is ``complete`` when its handler has ended.
+
+        So most frames cost one state instead of two, and the handler does not wait for the interpreter's lock meanwhile.
+        """
+        if complete:
+            self.state_by = min(self.state_by, monotonic() + _STATE_SECONDS)
+        else:
+            self.state_due = True
+
+    def told_state(self, now: float) -> None:
+        """The peer is told everything that has come."""
+        self.state_due, self.state_by, self.state_sent = False, math.inf, now
+
     def limit_backlog(self, nbytes: int) -> None:
         """At most ``nbytes`` shall wait in the kernel."""
         set_backlog(self.sock, nbytes)
@@ -245,7 +263,7 @@ class Connection:
         number = self.sock.fileno()
         more = False
         while not self.closing:
-            longest = self._breathe()
+            longest = min(self._breathe(), self._state_wait())
             if self._looking:
                 self._looking = self._link.looks(self)
                 longest = min(longest, _LOOK_MS)
@@ -256,14 +274,24 @@ class Connection:
                 longest = 0.0 if unreported and not self._refused else min(longest, _ROOM_MS)
             poll.modify(self.sock, select.POLLIN | (select.POLLOUT if wants else 0))
             found = dict(poll.poll(0 if more else min(longest, math.ceil(1e3 * self._link.pause()) or longest)))
-            if self._wake_in.fileno() in found:
+            woken = self._wake_in.fileno() in found
+            if woken:
                 with suppress(BlockingIOError):
                     self._wake_in.recv(4096)
             events = found.get(number, 0)
             if more or events & ~select.POLLOUT:
                 more = self._read()
-            if (unreported or events & select.POLLOUT) and not self._write():
+            if woken and not wants:  # to send at once what came meanwhile, without another poll
+                self._breathe()
+            if (unreported or events & select.POLLOUT or (woken and not wants)) and not self._write():
                 return
+
+    def _state_wait(self) -> float:
+        """Return how many ms the next state may still wait."""
+        left = self.state_by - monotonic()
+        if left <= 0:
+            self.state_due, self.state_by = True, math.inf
+        return max(1e3 * left, 0.0)
 
     def _breathe(self) -> float:
         """Look after BBR's pauses (see ``Breather``); how many ms to wait at most."""

@@ -149,8 +149,7 @@ class TcpLink(Measured):
 
     def _state_message(self, connection: Connection) -> bytes:
         now = monotonic()
-        connection.state_due = False
-        connection.state_sent = now
+        connection.told_state(now)
         body = {
             "states": [list(state) for state in self._inbox.states()],
             "errors": [list(error) for error in self._errors],
@@ -207,7 +206,7 @@ class TcpLink(Measured):
                 return
             if self._inbox.arrived > before:
                 self._got_through()
-            connection.state_due = True
+            connection.owe_state(complete=bool(frames))
             for frame, since in frames:
                 self._deliver(lane, frame, since)
 
