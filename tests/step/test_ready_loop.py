@@ -34,8 +34,8 @@ class Routes:
     def key(self, micro_batch: int, edge: Edge, *, gradient: bool) -> Hashable:
         return (edge.value, gradient)
 
-    def send(self, micro_batch: int, edge: Edge, array: Array, *, gradient: bool) -> None:
-        self.sent.append((str(edge.value), gradient))
+    def send(self, micro_batch: int, results: Sequence[tuple[Edge, Array]], *, gradient: bool) -> None:
+        self.sent.extend((str(edge.value), gradient) for edge, _ in results)
 
 
 class Runner:
