@@ -18,7 +18,9 @@ from farflung.plan.model import CodecChoice, LinkPlan, SyncPlan
 from farflung.step.run_setup import Phase
 from farflung.step.transfer.device_codings import codings_of
 from farflung.step.transfer.value_transfer import ValueTransfer
-from tests.support.steps.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, job_of, run_threads
+from tests.support.steps.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, job_of, other, run_threads
+from tests.support.steps.sample_cache_cases import BOTH, CODEC, every_link
+from tests.support.steps.sample_cache_cases import case_of as samples_case_of
 from tests.support.steps.small_runs import small_job, small_plan, small_setup
 
 SIZES = [40, 24, 32]
@@ -107,6 +109,19 @@ def test_narrow_numbers_and_split_backwards(monkeypatch: pytest.MonkeyPatch) -> 
     sent = Sent(monkeypatch)
     assert equal(host, ran("device", CODECS["top-k"], "ab", **changes))
     assert sent.counts[True]
+
+
+@pytest.mark.parametrize("remembering", ["values", "gradients"])
+def test_beside_a_sample_cache_the_other_direction_is_encoded(remembering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, back = (BOTH[0], CODEC) if remembering == "values" else (CODEC, BOTH[1])
+    case = samples_case_of(links=every_link(3, there, back), devices=("a", "b", "c"))
+    host = run_threads(case)
+    sent = Sent(monkeypatch)
+    codec = case.job.codec.model_copy(update={"encoder": "device"})
+    device = run_threads(other(case, job=case.job.model_copy(update={"codec": codec})))
+    assert equal(host, device)
+    assert sent.counts[True]
+    assert sent.counts[False]
 
 
 def test_stages_that_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
