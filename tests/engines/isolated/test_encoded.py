@@ -88,3 +88,9 @@ def test_parts_that_do_not_belong_together_are_refused(spoil: Callable[[Encoded]
     sent = write_encoded(ends.other, encoded(GRID, "int8"))
     with pytest.raises(WireError, match="the process that computes answered with"):
         ends.copied(spoil(sent))
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_seconds_that_are_no_duration_count_as_none(seconds: float, ends: Ends) -> None:
+    sent = write_encoded(ends.other, encoded(GRID, "int8"))
+    assert ends.copied(msgspec.structs.replace(sent, seconds=seconds)).seconds == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from farflung.plan.model import CodecChoice, LinkPlan, SyncPlan
 from farflung.step.run_setup import Phase
 from farflung.step.transfer.device_codings import codings_of
 from farflung.step.transfer.value_transfer import ValueTransfer
-from tests.support.steps.executor_threads import Case, Ran, differing, job_of, run_threads
+from tests.support.steps.executor_threads import EVERY_STEP, Case, Ran, assert_goes_on, differing, job_of, other, run_threads
+from tests.support.steps.sample_cache_cases import BOTH, CODEC, every_link
+from tests.support.steps.sample_cache_cases import case_of as samples_case_of
 from tests.support.steps.small_runs import small_job, small_plan, small_setup
 
 SIZES = [40, 24, 32]
@@ -52,7 +55,7 @@ class Sent:
         monkeypatch.setattr(ValueTransfer, "send", counted)
 
 
-def ran(encoder: str, choice: CodecChoice, devices: str, farther: CodecChoice | None = None, **changes: Any) -> Ran:
+def case_of(encoder: str, choice: CodecChoice, devices: str, farther: CodecChoice | None = None, **changes: Any) -> Case:
     """``farther``: the codec of links that skip stages."""
     links = []
     for source, target in itertools.combinations(range(len(devices)), 2):
@@ -60,7 +63,11 @@ def ran(encoder: str, choice: CodecChoice, devices: str, farther: CodecChoice | 
         links.append(LinkPlan(source=source, target=target, activations=codec, gradients=codec))
     case_changes = {key: changes.pop(key) for key in ("replicas", "engine", "recompute", "schedule") if key in changes}
     job = job_of(micro_batch_sizes=SIZES, codec={"name": "int8", "encoder": encoder}, **changes)
-    return run_threads(Case(job=job, devices=devices, links=links, cut_seed=3, **case_changes))
+    return Case(job=job, devices=devices, links=links, cut_seed=3, **case_changes)
+
+
+def ran(*words: Any, **changes: Any) -> Ran:
+    return run_threads(case_of(*words, **changes))
 
 
 def equal(one: Ran, other: Ran) -> bool:
@@ -102,6 +109,30 @@ def test_narrow_numbers_and_split_backwards(monkeypatch: pytest.MonkeyPatch) -> 
     sent = Sent(monkeypatch)
     assert equal(host, ran("device", CODECS["top-k"], "ab", **changes))
     assert sent.counts[True]
+
+
+@pytest.mark.parametrize("remembering", ["values", "gradients"])
+def test_beside_a_sample_cache_the_other_direction_is_encoded(remembering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, back = (BOTH[0], CODEC) if remembering == "values" else (CODEC, BOTH[1])
+    case = samples_case_of(links=every_link(3, there, back), devices=("a", "b", "c"))
+    host = run_threads(case)
+    sent = Sent(monkeypatch)
+    codec = case.job.codec.model_copy(update={"encoder": "device"})
+    device = run_threads(other(case, job=case.job.model_copy(update={"codec": codec})))
+    assert equal(host, device)
+    assert sent.counts[True]
+    assert sent.counts[False]
+
+
+def test_stages_that_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = ran("host", CODECS["stochastic int4"], "ab", recompute=True)
+    sent = Sent(monkeypatch)
+    assert equal(host, ran("device", CODECS["stochastic int4"], "ab", recompute=True))
+    assert sent.counts[True]
+
+
+def test_a_resumed_run_draws_the_same_numbers(tmp_path: Path) -> None:
+    assert_goes_on(case_of("device", CODECS["stochastic int4"], "ab", checkpoint=EVERY_STEP), 1, tmp_path)
 
 
 def test_a_process_of_its_own_gives_payloads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import msgspec
@@ -62,4 +62,5 @@ def copy_encoded(found: Encoded, copy: Callable[[Slot], Array]) -> EncodedValue:
         raise WireError("the process that computes answered with a payload of another value")
     sections = tuple(as_section(copy(section)) for section in found.sections)
     array = None if found.array is None else copy(found.array)
-    return EncodedValue(meta=meta, payload=replace(bare, sections=sections), seconds=found.seconds, array=array)
+    seconds = found.seconds if 0.0 <= found.seconds < inf else 0.0  # the broker adds it up
+    return EncodedValue(meta=meta, payload=replace(bare, sections=sections), seconds=seconds, array=array)

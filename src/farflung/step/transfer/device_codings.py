@@ -1,7 +1,7 @@
 """Which values a stage's engine encodes where it computes them.
 
 A value leaves its device once, so it is encoded there only if all its readers are on other workers and get the same payload.
-Whatever else reads values keeps them plain: helpers, sample caches, and strategies that look for spoilt values.
+Whatever else reads values keeps them plain: the sample cache of a link, helpers, and strategies that look for spoilt values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from farflung.codecs import get_codec, on_devices
 from farflung.engines.encoded_value import Coding
 from farflung.graph.cut import Edge
 from farflung.graph.ir import ValueRef
-from farflung.plan.link_memory import remembers
 from farflung.step.run_setup import RunSetup
 from farflung.sync import get_strategy
 
@@ -34,7 +33,7 @@ def codings_of(setup: RunSetup, stage: int, device: str) -> tuple[Coding, ...]:
 
 def _needs_plain(setup: RunSetup) -> bool:
     sync = setup.plan.sync
-    if setup.job.plan.helpers or remembers(setup.plan):
+    if setup.job.plan.helpers:
         return True
     return sync is not None and get_strategy(sync.strategy, **dict(sync.settings)).traits.faulty > 0
 
@@ -43,7 +42,7 @@ def _coding(setup: RunSetup, stage: int, value: ValueRef, gradient: bool, edges:
     links = [setup.plan.link.get((edge.source, edge.target)) for edge in edges]
     choices = {None if link is None else link.gradients if gradient else link.activations for link in links}
     choice = choices.pop()
-    if choices or choice is None or not on_devices(get_codec(choice.name, **dict(choice.params))):
+    if choices or choice is None or choice.memory or not on_devices(get_codec(choice.name, **dict(choice.params))):
         return None
     ends = {edge.source if gradient else edge.target for edge in edges}
     own = (index for index, place in enumerate(setup.places[stage]) if place == setup.device)

@@ -37,7 +37,7 @@ from farflung.plan.link_memory import Route, limit_of, remembers
 from farflung.step.run_setup import RunSetup
 from farflung.wire.arrays import DTYPES, compact, describe, restore
 
-__all__ = ["MakeValue", "SampleCache", "packed_value"]
+__all__ = ["MakeValue", "SampleCache", "numbered", "packed_value"]
 
 #: Makes a value's message from its array, payload and sections; run, key and source are given already.
 MakeValue = Callable[..., Value]
@@ -127,9 +127,7 @@ class SampleCache:
             value = self._differences(route, head, rows, codec, ids)
         else:
             value = self._fed_back(route, head, rows, codec, ids)
-        if route.gradient or ids is None:
-            return value
-        return replace(value, samples=len(ids), sections=(*value.sections, ids.astype("<u8").tobytes()))
+        return value if route.gradient else numbered(value, ids)
 
     def _differences(self, route: Route, head: MakeValue, array: Array, codec: Codec, ids: Ids) -> Value:
         meta, flat = compact(array)
@@ -262,6 +260,13 @@ def packed_value(head: MakeValue, array: Array, codec: Codec | None) -> Value:
     """Return the message of ``array`` by ``codec`` (None: as it is)."""
     packed = encode_array(array, codec)
     return head(array=packed.array, payload=packed.payload, sections=packed.sections)
+
+
+def numbered(value: Value, ids: Ids | None) -> Value:
+    """Return the message ``value`` with the numbers of its samples, if they are known."""
+    if ids is None:
+        return value
+    return replace(value, samples=len(ids), sections=(*value.sections, ids.astype("<u8").tobytes()))
 
 
 def _slot(setup: RunSetup, route: Route, what: str, width: int) -> str:

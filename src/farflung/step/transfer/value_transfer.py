@@ -27,7 +27,7 @@ from farflung.step.inbox import Inbox
 from farflung.step.run_setup import Phase, RunSetup, most_value_bytes
 from farflung.step.transfer.codec_gauge import CodecGauge
 from farflung.step.transfer.outbox import Outbox, OutgoingMessage
-from farflung.step.transfer.sample_cache import MakeValue, SampleCache, packed_value
+from farflung.step.transfer.sample_cache import SampleCache, numbered, packed_value
 from farflung.step.transfer.spoilt_values import SpoiltValues
 from farflung.telemetry.records import Link
 from farflung.transports.base import Urgency
@@ -79,15 +79,17 @@ class ValueTransfer:
             self._inbox.put(key, array_of(value))
             return
         head, link = partial(Value, run=self._setup.run, key=key, source=source), (source, target)
+        ids = self.samples.ids(source, step, micro_batch) if remembers else None
         if isinstance(value, EncodedValue):
-            self._send_encoded(peer, step, link, head, value)
+            packed = packed_payload(value.meta, value.payload)
+            message = head(array=packed.array, payload=packed.payload, sections=packed.sections)
+            self._send_encoded(peer, step, link, value, message if gradient else numbered(message, ids))
             return
         array = value
         choice = self._choice(phase, edge, gradient=gradient)
         codec = self._codec(choice)
         if codec is not None:
             codec = keyed(codec, self._setup.job.seed, step, micro_batch, str(edge.value), int(gradient))
-        ids = self.samples.ids(source, step, micro_batch) if remembers else None
         ends = self._setup.device, peer
         route = route_of(self._setup.plan, (str(edge.value), edge.source, edge.target), ends, gradient=gradient)
         pack = self.samples.announce(route, head, array, codec, ids) if remembers else partial(packed_value, head, array, codec)
@@ -104,18 +106,20 @@ class ValueTransfer:
 
         self._outbox.post(peer, OutgoingMessage(make=make, step=step, pair=link, dense=array.nbytes))
 
-    def _send_encoded(self, peer: str, step: int, link: Link, head: MakeValue, value: EncodedValue) -> None:
-        """Send a value that the engine has encoded."""
+    def _send_encoded(self, peer: str, step: int, link: Link, value: EncodedValue, message: Value) -> None:
+        """Send the ``message`` of a value that the engine has encoded."""
         self.gauge.encoded(step, link, value.seconds)
-        packed, array = packed_payload(value.meta, value.payload), value.array
-        limit = value.meta.memory_nbytes
+        array, meta = value.array, value.meta
+
+        def arrives() -> list[Array]:
+            return [decode_array(packed_payload(meta, value.payload), meta.memory_nbytes)]
 
         def make() -> Value:
             if array is not None:
-                self.gauge.compare(step, link, [array], lambda: [decode_array(packed, limit)])
-            return head(array=packed.array, payload=packed.payload, sections=packed.sections)
+                self.gauge.compare(step, link, [array], arrives)
+            return message
 
-        frame = OutgoingMessage(make=make, step=step, pair=link, dense=value.meta.nbytes, seconds=value.seconds)
+        frame = OutgoingMessage(make=make, step=step, pair=link, dense=meta.nbytes, seconds=value.seconds)
         self._outbox.post(peer, frame)
 
     def send_use(self, step: int, pair: tuple[int, int], peer: str, use: Use, array: Array) -> None:
