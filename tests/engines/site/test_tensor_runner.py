@@ -18,8 +18,8 @@ from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import OptimizerSpec
-from farflung.testing.reference import PlainResult
-from tests.support.engines.engine_drive import Outcome, captured, equal_cuts, make, module_states, plain, run
+from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
+from tests.support.engines.engine_drive import Outcome, Stages, captured, equal_cuts, make, module_states, plain, run
 
 SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9), tensor=True)
 CLIPPED = OptimizerSpec(name="adamw", clip_norm=0.3)
@@ -78,6 +78,21 @@ def assert_close(found: Outcome, truth: PlainResult) -> None:
 def test_gradients_are_those_of_one_process_to_rounding(name: str, site: SiteAttempt) -> None:
     """With dropout, also of the weights of attention: ranks draw the numbers of one process."""
     assert_close(run(name, equal_cuts(captured(name), 1), 2, SETTINGS, site), plain(name, 2, SETTINGS.optimizer))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
+def test_losses_of_fifty_steps(name: str, site: SiteAttempt) -> None:
+    module, batch = make(name)
+    stages = Stages(captured(name), equal_cuts(captured(name), 1), replace(SETTINGS, seed=3), site)
+    stages.load(module_states(module))
+    losses = []
+    for number in range(50):
+        losses += stages.step(number, 1, batch)
+        stages.update()
+    settings = PlainSettings(optimizer=SETTINGS.optimizer, seed=3)
+    truth = plain_loop(make(name)[0], batch, steps=50, micro_batches=1, settings=settings)
+    assert losses == pytest.approx([loss for (loss,) in truth.micro_losses], abs=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(3, marks=pytest.mark.slow), 4])
