@@ -175,7 +175,7 @@ def _in_groups(plan: Plan, graph: Graph, topology: Topology) -> Plan:
 def _in_parts(stage: Stage, piece: SubGraph, tables: CostTables, ranks: Mapping[str, int]) -> Stage:
     """``stage``, whose ranks compute micro-batches together only if they can divide an operator on each site."""
     counts = {ranks[device] for device in stage.devices if ranks[device] > 1}
-    divides = all(tensor_costs(tables, piece, count).division.summed for count in counts)
+    divides = all(tensor_costs(tables, piece, count).division.divides for count in counts)
     return stage if stage.shard != "tensor" or divides else replace(stage, shard="none")
 
 

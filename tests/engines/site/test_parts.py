@@ -17,6 +17,16 @@ def test_parts_are_the_whole(split: Split) -> None:
     assert np.array_equal(joined(parts, split), whole)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_part_of_the_last_rank_is_padded(ranks: int) -> None:
+    whole, split = np.arange(1.0, 23.0).reshape(11, 2), Split(0, (11,))
+    parts = [part_of(whole, split, rank, ranks) for rank in range(ranks)]
+    assert {part.shape for part in parts} == {(split.part(ranks), 2)}
+    assert np.array_equal(np.concatenate(parts)[:11], whole)
+    assert not np.concatenate(parts)[11:].any()
+    assert np.array_equal(joined(parts, split), whole)
+
+
 def test_each_rank_has_a_part_of_each_section() -> None:
     whole = np.arange(8)
     assert part_of(whole, Split(0, (2, 4, 2)), 1, 2).tolist() == [1, 4, 5, 7]

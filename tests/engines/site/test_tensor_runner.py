@@ -13,13 +13,13 @@ import torch
 from farflung.engines import ComputeDevice, EngineSettings, MicroBatch
 from farflung.engines.isolated import Zygote
 from farflung.engines.site import SiteAttempt, SiteEngine, SiteRunner
-from farflung.errors import EngineCrashed, GraphError
+from farflung.errors import DataError, EngineCrashed, GraphError
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph
 from farflung.job.spec import OptimizerSpec
-from farflung.testing.reference import PlainResult
-from tests.support.engines.engine_drive import Outcome, captured, equal_cuts, make, module_states, plain, run
+from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
+from tests.support.engines.engine_drive import Outcome, Stages, captured, equal_cuts, make, module_states, plain, run
 
 SETTINGS = EngineSettings(optimizer=OptimizerSpec(lr=0.05, momentum=0.9), tensor=True)
 CLIPPED = OptimizerSpec(name="adamw", clip_norm=0.3)
@@ -34,7 +34,11 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def site(zygote: Zygote) -> SiteAttempt:
-    attempt = SiteEngine(zygote, [ComputeDevice(name="cpu")] * 2).attempt("cpu", 2 << 30)
+    return site_of(zygote, 2)
+
+
+def site_of(zygote: Zygote, ranks: int) -> SiteAttempt:
+    attempt = SiteEngine(zygote, [ComputeDevice(name="cpu")] * ranks).attempt("cpu", ranks << 30)
     attempt.set_threads(torch.get_num_threads())
     return attempt
 
@@ -70,10 +74,32 @@ def assert_close(found: Outcome, truth: PlainResult) -> None:
         assert np.abs(found.gradients[name] - gradient).max() <= 1e-5 * max(np.abs(gradient).max(), 0.01), name
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "moe"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "albert", "moe", "mixtral"])
 def test_gradients_are_those_of_one_process_to_rounding(name: str, site: SiteAttempt) -> None:
-    """With dropout, also of the weights of attention: ranks draw the numbers of one process. Ranks divide nothing of ``moe``."""
+    """With dropout, also of the weights of attention: ranks draw the numbers of one process."""
     assert_close(run(name, equal_cuts(captured(name), 1), 2, SETTINGS, site), plain(name, 2, SETTINGS.optimizer))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
+def test_losses_of_fifty_steps(name: str, site: SiteAttempt) -> None:
+    module, batch = make(name)
+    stages = Stages(captured(name), equal_cuts(captured(name), 1), replace(SETTINGS, seed=3), site)
+    stages.load(module_states(module))
+    losses = []
+    for number in range(50):
+        losses += stages.step(number, 1, batch)
+        stages.update()
+    settings = PlainSettings(optimizer=SETTINGS.optimizer, seed=3)
+    truth = plain_loop(make(name)[0], batch, steps=50, micro_batches=1, settings=settings)
+    assert losses == pytest.approx([loss for (loss,) in truth.micro_losses], abs=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_more_than_two_ranks(ranks: int, zygote: Zygote) -> None:
+    """The vocabulary of 67 words is no multiple of the ranks, and neither are the heads."""
+    found = run("llama", equal_cuts(captured("llama"), 1), 2, SETTINGS, site_of(zygote, ranks))
+    assert_close(found, plain("llama", 2, SETTINGS.optimizer))
 
 
 @pytest.mark.parametrize("changes", [{"recompute": True}, {"split_backward": True}, {"optimizer": CLIPPED}])
@@ -190,3 +216,44 @@ def test_an_error_of_a_rank_is_the_error_of_the_call(site: SiteAttempt) -> None:
     with pytest.raises(GraphError, match=r"^input 'x' of stage 0 is missing$"):
         runner.forward(MicroBatch(0, 0), {}, {})
     assert site.lost, "the ranks may have made different calls"
+
+
+def language_model(*, with_loss: bool) -> Graph:
+    """An embedding and a head; the logits are a result."""
+    builder = GraphBuilder("words", training=with_loss)
+    value = builder.input("x", "int64", (5,))
+    value = builder.add("table", "Embedding", value, num_embeddings=11, embedding_dim=4)
+    value = builder.add("head", "Linear", value, in_features=4, out_features=11)
+    builder.output("logits", value)
+    if with_loss:
+        builder.add("loss", "CrossEntropyLoss", value, builder.label("y", "int64", (5,)))
+    return builder.build()
+
+
+def test_logits_leave_the_site_whole(site: SiteAttempt) -> None:
+    """Each rank has the logits of six words, one of which is padding on the second rank."""
+    graph, evaluated = language_model(with_loss=True), language_model(with_loss=False)
+    data = {"x": np.array([0, 5, 6, 10, 3]), "y": np.array([10, 0, 6, 5, 1])}
+    logits = []
+    for settings in (SETTINGS, replace(SETTINGS, tensor=False)):
+        runner = site.open(cut(graph, [(0, len(graph.ops))])[0], replace(settings, seed=5))
+        runner.initialize([state.name for state in graph.parameters])
+        other = site.open(cut(evaluated, [(0, len(evaluated.ops))])[0], replace(settings, training=False), runner)
+        logits.append(other.forward(MicroBatch(0, 0), {}, {"x": data["x"]}).outputs["logits"])
+        if settings.tensor:
+            assert runner.stages[1].runner.states(["head.weight"])["head.weight"].shape == (6, 4)
+    assert logits[0].shape == (5, 11)
+    assert np.allclose(logits[0], logits[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("x", "indices of the table must be 0 to 10, got 11"), ("y", "labels must be 0 to 10")]
+)
+def test_a_word_out_of_range_is_an_error_of_the_data(name: str, text: str, site: SiteAttempt) -> None:
+    graph = language_model(with_loss=True)
+    runner = site.open(cut(graph, [(0, len(graph.ops))])[0], SETTINGS)
+    runner.initialize([state.name for state in graph.parameters])
+    data = {"x": np.zeros(5, dtype=np.int64), "y": np.zeros(5, dtype=np.int64)}
+    data[name][2] = 11
+    with pytest.raises(DataError, match=text):
+        runner.forward(MicroBatch(0, 0), {}, data)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from farflung.engines.torch.verify import verify_graph
+from farflung.frontends.recipes import load_recipe
 from farflung.frontends.torch.capture import capture
 from farflung.graph.cut import cut
 from farflung.graph.ir import Graph, StateRef, ValueRef
@@ -57,11 +58,11 @@ def test_gpt2_has_queries_keys_and_values_in_one_weight() -> None:
         "mlp.c_fc.bias",
         "mlp.c_proj.weight",
     }
-    assert names(found) == {f"transformer.h.{number}.{name}" for number in (0, 1) for name in layer}
+    assert names(found) == {f"transformer.h.{number}.{name}" for number in (0, 1) for name in layer} | {"transformer.wte.weight"}
     first = "body.transformer.h.0"
     assert found.states[f"{first}.attn.c_attn.weight"] == Split(1, (32, 32, 32))
     assert found.states[f"{first}.attn.c_proj.weight"] == Split(0, (32,))
-    assert found.summed == {"addmm_1", "addmm_3", "addmm_5", "addmm_7"}
+    assert found.summed == {"addmm_1", "addmm_3", "addmm_5", "addmm_7", "embedding", "cross_entropy_loss"}
     assert found.local.graph.spec(ValueRef("scaled_dot_product_attention")).shape == (2, 1, 12, 16)
     assert found.local.graph.spec(ValueRef("tanh")).shape == (2, 12, 64)
     assert found.local.graph.spec(ValueRef("addmm_1")).shape == (24, 32)
@@ -73,17 +74,22 @@ def test_llama_has_grouped_queries_and_a_gate() -> None:
         *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
         *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     }
-    assert names(found) == {f"model.layers.{number}.{name}" for number in (0, 1) for name in layer}
+    words = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert names(found) == {f"model.layers.{number}.{name}" for number in (0, 1) for name in layer} | words
     assert found.states["body.model.layers.0.self_attn.k_proj.weight"] == Split(0, (16,))
     assert found.states["body.model.layers.0.mlp.down_proj.weight"] == Split(1, (48,))
-    assert len(found.summed) == len(found.added_ahead) == len(found.added_back) == 4, "as many sums as in Megatron-LM"
+    assert len(found.summed) == 6, "as many as in Megatron-LM: two in each layer, the embedding and the loss"
+    tokens, width = 2 * 12, 32
+    assert sorted(found.added_ahead) == [4 * tokens, 8 * tokens, *[4.0 * tokens * width] * 5]
+    assert found.added_back == (4.0 * tokens * width,) * 5, "where values enter the layers and the head"
 
 
 def test_bert_keeps_the_biases_that_are_added_after_a_sum_whole() -> None:
     found = divided(captured("bert"))
     layer = {f"attention.self.{name}.{kind}" for name in ("query", "key", "value") for kind in ("weight", "bias")}
     layer |= {"attention.output.dense.weight", "intermediate.dense.weight", "intermediate.dense.bias", "output.dense.weight"}
-    assert names(found) == {f"bert.encoder.layer.{number}.{name}" for number in (0, 1) for name in layer}
+    words = {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"}
+    assert names(found) == {f"bert.encoder.layer.{number}.{name}" for number in (0, 1) for name in layer} | words
     assert "body.cls.predictions.transform.dense.weight" not in found.states, "a norm over its features follows"
 
 
@@ -106,9 +112,40 @@ def test_vit_divides_its_layers() -> None:
     assert len(names(found)) == 10
 
 
-@pytest.mark.parametrize("name", ["albert", "resnet18", "moe", "user_cnn"])
+def test_layers_that_share_their_weights_have_one_part_of_each() -> None:
+    found = divided(captured("albert"))
+    layer = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+    parts = {f"{layer}.attention.{name}.{kind}" for name in ("query", "key", "value") for kind in ("weight", "bias")}
+    parts |= {f"{layer}.attention.dense.weight", f"{layer}.ffn.weight", f"{layer}.ffn.bias", f"{layer}.ffn_output.weight"}
+    assert names(found) == parts | {"albert.embeddings.word_embeddings.weight", "predictions.bias"}
+    assert len(found.summed) == 3 * 2 + 2
+
+
+def test_experts_are_divided_by_features() -> None:
+    """Each rank has half of the features of each expert, so routing does not decide how much a rank computes."""
+    found = divided(captured("mixtral"))
+    layer = "body.model.layers.0.mlp.experts"
+    assert found.states[f"{layer}.gate_up_proj"] == Split(1, (48, 48)), "the gate and the other half"
+    assert found.states[f"{layer}.down_proj"] == Split(2, (48,))
+    assert {"grouped_mm_1", "grouped_mm_3"} < found.summed
+    assert found.local.graph.spec(ValueRef("grouped_mm")).shape == (48, 48)
+    assert found.local.graph.spec(ValueRef("mul_11")).shape == (48, 24)
+    assert not any("gate.weight" in name for name in found.states), "all ranks route"
+    assert not any("experts" in name for name in divided(captured("mixtral"), 4).states), "rows of 12 numbers fit no kernel"
+
+
+def test_the_experts_of_the_recipe_are_divided() -> None:
+    recipe = load_recipe("moe", {"vocab": 64, "sequence": 8, "layers": 1, "width": 16})
+    found = divided(recipe.graph("train", 2))
+    assert {name: split for name, split in found.states.items() if "experts" in name} == {
+        "layers.0.experts.up": Split(2, (32,)),
+        "layers.0.experts.down": Split(1, (32,)),
+    }
+
+
+@pytest.mark.parametrize("name", ["resnet18", "user_cnn"])
 def test_what_is_not_recognized_stays_whole(name: str) -> None:
-    """ALBERT's layers share their weights; the others have convolutions, or rows that are sorted by expert."""
+    """Convolutions, and classifiers with fewer classes than features."""
     found = divided(captured(name))
     assert not found.states
     assert not found.summed
@@ -117,7 +154,7 @@ def test_what_is_not_recognized_stays_whole(name: str) -> None:
 
 def test_three_ranks_divide_only_what_is_a_multiple_of_three() -> None:
     found = divided(captured("llama"), 3)
-    assert {name.split(".")[4] for name in names(found) for name in [f"body.{name}"]} == {"mlp"}
+    assert {name.split(".")[3] for name in names(found) if "layers" in name} == {"mlp"}
     assert found.states["body.model.layers.1.mlp.up_proj.weight"].ranges(1, 3) == [(16, 32)]
 
 
@@ -129,7 +166,7 @@ def test_a_stage_divides_what_begins_and_ends_in_it(stages: int) -> None:
     together = {name: split for piece in pieces for name, split in piece.states.items()}
     assert together.items() <= whole.states.items()
     for piece in pieces:
-        verify_graph(piece.local.graph)
+        verify_graph(piece.local.graph, piece.local.positions)
         sent = [edge.value for edge in (*piece.whole.sends_activations, *piece.whole.requires_activations)]
         assert not set(sent) & piece.values.keys()
 
@@ -207,12 +244,31 @@ class Refused(nn.Module):
             made = made.softmax(-1)
         elif self.how == "part":
             made = torch.cat((made[:, 3:], made[:, :3]), 1)
-        return self.down(torch.relu(made)) if self.how != "square" else self.down(made @ self.up.weight)
+        elif self.how == "square":
+            made = made @ self.up.weight.T
+        return self.down(torch.relu(made))
 
 
 @pytest.mark.parametrize("how", ["norm", "whole value", "softmax", "part", "square"])
 def test_an_operator_that_needs_whole_values_makes_the_product_before_it_whole(how: str) -> None:
     assert names(of_model(Loss(nn.Sequential(Refused(how), nn.Tanh())), torch.randn(4, 16))) == set()
+
+
+class Projected(nn.Module):
+    """Two products with one weight, by its rows and by its columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight) @ self.weight
+
+
+def test_two_products_share_the_parts_of_one_weight() -> None:
+    found = of_model(Loss(Projected()), torch.randn(4, 16))
+    assert found.states == {"body.weight": Split(0, (8,))}
+    assert found.summed == {"matmul"}
 
 
 def test_a_divided_state_stays_as_it_is_in_another_graph() -> None:

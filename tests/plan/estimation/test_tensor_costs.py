@@ -8,7 +8,7 @@ import pytest
 
 from farflung.graph.builder import GraphBuilder
 from farflung.graph.cut import cut
-from farflung.graph.ir import Graph
+from farflung.graph.ir import Graph, ValueRef
 from farflung.job.spec import JobSpec, OptimizerSpec
 from farflung.plan import Estimate, Plan, estimate
 from farflung.plan.estimation.cost_tables import CostTables
@@ -41,13 +41,13 @@ PARAMETERS = 4.0 * sum(state.spec.numel for state in GRAPH.parameters)
 WHOLE = 4.0 * LAYERS * 3 * WIDTH
 
 
-def found(shard: Shard, ranks: int = 2, *, measured: bool = True, recompute: bool = False) -> Estimate:
-    stage = Stage(index=0, start=0, stop=len(GRAPH.ops), device="d0", shard=shard, recompute=recompute)
-    plan = Plan(graph_hash=GRAPH.hash, planner="by hand", stages=(stage,), micro_batch_sizes=(ROWS, ROWS))
+def found(shard: Shard, ranks: int = 2, *, measured: bool = True, recompute: bool = False, graph: Graph = GRAPH) -> Estimate:
+    stage = Stage(index=0, start=0, stop=len(graph.ops), device="d0", shard=shard, recompute=recompute)
+    plan = Plan(graph_hash=graph.hash, planner="by hand", stages=(stage,), micro_batch_sizes=(ROWS, ROWS))
     links = {"rank_rate": BytesPerSecond(RATE), "rank_latency": Seconds(LATENCY)} if measured else {}
     network = topology(count=1)
     network = network.with_devices([replace(network.devices[0], ranks=ranks, **links)])
-    return estimate(GRAPH, plan, network, JobSpec(micro_batch_sizes=(ROWS, ROWS), optimizer=OptimizerSpec(name="adamw")))
+    return estimate(graph, plan, network, JobSpec(micro_batch_sizes=(ROWS, ROWS), optimizer=OptimizerSpec(name="adamw")))
 
 
 def test_divided_parameters_are_there_once_and_the_others_on_each_rank() -> None:
@@ -84,5 +84,40 @@ def test_a_micro_batch_takes_as_long_as_the_part_of_one_rank() -> None:
 
 
 def test_the_plan_says_that_results_differ_by_rounding() -> None:
-    assert saving_lines(found("tensor")) == [("sites", "ranks compute each micro-batch together: results differ by rounding")]
+    share = f"{1 - WHOLE / PARAMETERS:.0%} of parameters divided"
+    assert saving_lines(found("tensor")) == [
+        ("sites", f"ranks compute each micro-batch together: results differ by rounding ({share})")
+    ]
     assert saving_lines(found("tensor", 1)) == []
+
+
+WORDS, TOKENS = 1001, ROWS
+
+
+def language_model() -> Graph:
+    """An embedding, a norm and a head with its loss."""
+    builder = GraphBuilder("words")
+    value = builder.input("x", "int64", (TOKENS,))
+    value = builder.add("table", "Embedding", value, num_embeddings=WORDS, embedding_dim=WIDTH)
+    value = builder.add("norm", "LayerNorm", value, normalized_shape=[WIDTH])
+    value = builder.add("head", "Linear", value, in_features=WIDTH, out_features=WORDS)
+    builder.add("loss", "CrossEntropyLoss", value, builder.label("y", "int64", (TOKENS,)))
+    return builder.build()
+
+
+def test_a_vocabulary_and_its_logits_are_there_once() -> None:
+    """Ranks add what they looked up. For the loss they exchange three numbers for each token."""
+    graph = language_model()
+    tables, (piece,) = CostTables.of(graph), cut(graph, [(0, len(graph.ops))])
+    costs = tensor_costs(tables, piece, 2)
+    tokens = 4.0 * TOKENS
+    assert sorted(costs.ahead) == [tokens, 2 * tokens, tokens * WIDTH]
+    assert costs.back == (tokens * WIDTH,)
+    assert costs.shared == 4.0 * 2 * WIDTH, "the norm"
+    assert costs.divided > 0.99
+    half = -(-WORDS // 2)
+    assert costs.sub.graph.spec(ValueRef("head")).shape == (TOKENS, half)
+    alone, both = (found("tensor", ranks, graph=graph).stages[0].memory for ranks in (1, 2))
+    assert both["parameters"] == 2 * 4.0 * (half * (2 * WIDTH + 1) + 2 * WIDTH)
+    assert both["optimizer"] < 1.02 * alone["optimizer"]
+    assert both["activations"] < alone["activations"] + tokens * (2 * half - WORDS) + 3 * tokens * WIDTH, "logits are there once"

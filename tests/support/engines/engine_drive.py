@@ -17,7 +17,7 @@ from farflung.graph.cut import SubGraph, cut
 from farflung.graph.ir import Graph, Use, ValueRef
 from farflung.job.spec import OptimizerSpec
 from farflung.testing.reference import PlainResult, PlainSettings, plain_loop
-from tests.support.models.engine_models import MODELS, Made
+from tests.support.models.engine_models import MODELS, SORTED, Made
 
 Array = np.ndarray[Any, Any]
 Bounds = Sequence[tuple[int, int]]
@@ -33,7 +33,7 @@ def make(name: str) -> Made:
     from tests.support.models.layer_models import LAYERS
 
     torch.manual_seed(7)
-    return (LAYERS | MODELS)[name]()
+    return (LAYERS | MODELS | SORTED)[name]()
 
 
 def module_states(module: torch.nn.Module) -> dict[str, Array]:

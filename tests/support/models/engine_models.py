@@ -74,6 +74,26 @@ def llama() -> Made:
     return WithLoss(LlamaForCausalLM(config)), text_batch
 
 
+def mixtral() -> Made:
+    """Rows are sorted by expert, and one product multiplies them with the experts' weights."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=LENGTH,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return WithLoss(MixtralForCausalLM(config)), text_batch
+
+
 def bert() -> Made:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -204,3 +224,6 @@ MODELS: dict[str, Callable[[], Made]] = {
     "user_cnn": user_cnn,
     "moe": moe,
 }
+
+#: A model for the tests that are about mixtures of experts.
+SORTED: dict[str, Callable[[], Made]] = {"mixtral": mixtral}

@@ -13,9 +13,12 @@ __all__ = ["joined", "part_of"]
 
 
 def part_of(whole: Array, split: Split, rank: int, ranks: int) -> Array:
-    """The part of ``rank``."""
+    """The part of ``rank``, with zeros for padding."""
     before = (slice(None),) * split.dim
     parts = [whole[(*before, slice(start, stop))] for start, stop in split.ranges(rank, ranks)]
+    missing = split.part(ranks) - sum(part.shape[split.dim] for part in parts)
+    if missing:
+        parts.append(np.zeros((*whole.shape[: split.dim], missing, *whole.shape[split.dim + 1 :]), dtype=whole.dtype))
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=split.dim)
 
 

@@ -1,8 +1,8 @@
 """A stage whose ranks compute each micro-batch together (tensor parallelism, ``graph.tensor_parallel``).
 
-All ranks get the inputs of each micro-batch, and the first one returns the results: they are whole on all ranks. States,
-optimizer states and gradients come and go as whole arrays. So checkpoints, sums over replicas and recovery do not know of the
-division.
+All ranks get the inputs of each micro-batch. What the first one returns is whole on all ranks, except for results such as
+logits, whose parts are joined here. States, optimizer states and gradients come and go as whole arrays. So checkpoints, sums over
+replicas and recovery do not know of the division.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class TensorSiteRunner(SiteRunner):
         ]
         super().__init__(stages, subgraph, replace(settings, any_order=False), share, [])
         self._owner = owners(subgraph, settings, len(stages), self.division.states)
+        self._values = dict(subgraph.graph.outputs)
         self.lanes = 1
 
     # -- micro-batches ------------------------------------------------------------------------------------------------
@@ -58,7 +59,13 @@ class TensorSiteRunner(SiteRunner):
     def forward(self, key: MicroBatch, values: Mapping[ValueRef, Array], data: Mapping[str, Array]) -> Forward:
         """See ``StageRunner``."""
         begun = [stage.begin_forward(key, values, data) for stage in self.stages]
-        return wait_for_all(begun, [stage.attempt for stage in self.stages], "the forward")[0]
+        found = wait_for_all(begun, [stage.attempt for stage in self.stages], "the forward")
+        return replace(found[0], outputs={name: self._result(name, found) for name in found[0].outputs})
+
+    def _result(self, name: str, found: Sequence[Forward]) -> Array:
+        """The whole of a result of which each rank may have a part."""
+        split = self.division.values.get(self._values[name])
+        return found[0].outputs[name] if split is None else joined([one.outputs[name] for one in found], split)
 
     def backward(self, key: MicroBatch, gradients: Mapping[ValueRef, Sequence[Array]], weight: float) -> SentValues:
         """See ``StageRunner``."""
@@ -84,8 +91,8 @@ class TensorSiteRunner(SiteRunner):
         self._give("put_gradients", gradients, lambda use: use.state, write_use)
 
     def use_gradients(self) -> Mapping[Use, Array]:
-        """See ``StageRunner``: of parameters with several uses, which are whole on all ranks."""
-        return self.stages[0].runner.use_gradients()
+        """See ``StageRunner``."""
+        return self._joined([stage.runner.use_gradients() for stage in self.stages], lambda use: use.state)
 
     def finish_gradients(self, uses: Mapping[Use, Array]) -> None:
         """See ``StageRunner``."""

@@ -130,11 +130,16 @@ class Program:
 
 
 def _failure(call: Call, registers: list[Any], error: Exception) -> FarflungError:
-    """Return the error of an operator that has failed: a label or index of the batch that is out of range, or another cause."""
+    """Return the error of an operator that has failed: a label or index of the batch that is out of range, or another cause.
+
+    An operator on a part of a vocabulary knows the whole range itself.
+    """
     arguments = call.template.copy()
     for place, slot in call.fills:
         arguments[place] = registers[slot]
     operator = f"operator {call.op.name!r} ({call.op.target})"
+    if isinstance(error, DataError):
+        return DataError(f"{error}; {operator}")
     if outside := out_of_range(call.op.target, arguments):
         return DataError(f"{outside}; {operator}")
     return GraphError(f"{operator} failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")

@@ -3,7 +3,9 @@
 In the order in which a stage passes through:
 
 - ``split``: ``Split``: how one dimension of a tensor is divided among ranks.
+- ``operands``: ``Operands`` that a rule looks at, and ``Divided``, what it finds.
 - ``view_rules``: where a divided dimension goes when an operator changes the shape.
+- ``vocabulary_rules``: embeddings whose rows are divided, and losses over divided logits.
 - ``operator_rules``: what a rank computes of an operator whose arguments are divided.
 - ``division``: ``divide`` walks through a stage; ``Division`` has the local graph of a rank and the sums that ranks make.
 """

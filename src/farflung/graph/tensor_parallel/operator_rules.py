@@ -2,111 +2,52 @@
 
 Source: Megatron-LM (Shoeybi et al. 2019), section 3: a product whose weight is divided by columns, operators on the divided
 dimension, and a product whose weight is divided by rows, after which ranks add. What differs: operators of a captured graph
-instead of modules. An operator without a rule is computed as a whole.
+instead of modules. Experts are divided by features too, so ranks have equal work wherever tokens go. An operator without a rule
+is computed as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from farflung.graph.nodes import Arg, Op, StateRef, TensorSpec, ValueRef
+from farflung.graph.nodes import Arg, Op, StateRef, ValueRef
 from farflung.graph.opset import OpClass, info
-from farflung.graph.tensor_parallel.split import ComputedWhole, Split, SplitBySections
+from farflung.graph.tensor_parallel.operands import Divided, Operands, Rule
+from farflung.graph.tensor_parallel.split import ComputedWhole, Split, SplitBySections, SplitOfView
 from farflung.graph.tensor_parallel.view_rules import pieces_of, reshaped
+from farflung.graph.tensor_parallel.vocabulary_rules import LOSS, loss_over_parts
 
-__all__ = ["PRODUCTS", "Divided", "Operands", "Product", "rule_of"]
+__all__ = ["PRODUCTS", "VIEWS", "Product", "rule_of", "transposed"]
 
-
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """What a rank computes of an operator.
-
-    ``splits``: of each result. ``args``: None: as they are. ``states``: what it reads of states that are divided for it alone.
-    ``summed``: the results of the ranks are added.
-    """
-
-    splits: tuple[Split | None, ...]
-    args: tuple[Arg, ...] | None = None
-    states: Mapping[str, Split] = field(default_factory=dict)
-    summed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """An operator, the whole specs of what it reads, and how ranks divide that. ``split`` and ``spec`` take references."""
-
-    op: Op
-    ranks: int
-    spec: Callable[[ValueRef | StateRef], TensorSpec]
-    split: Callable[[ValueRef | StateRef], Split | None]
-
-    def arg(self, place: int, name: str = "", default: Arg = None) -> Arg:
-        """The argument at ``place``, or the keyword ``name``."""
-        return self.op.args[place] if place < len(self.op.args) else dict(self.op.kwargs).get(name, default)
-
-    def tensor(self, place: int = 0) -> ValueRef | StateRef:
-        """The tensor at ``place``.
-
-        Raises:
-            ComputedWhole: there is another argument.
-        """
-        found = self.arg(place)
-        if not isinstance(found, (ValueRef, StateRef)):
-            raise ComputedWhole
-        return found
-
-    def only(self) -> tuple[ValueRef | StateRef, Split]:
-        """The first argument and its split.
-
-        Raises:
-            ComputedWhole: it is not divided.
-        """
-        ref = self.tensor()
-        split = self.split(ref)
-        if split is None:
-            raise ComputedWhole
-        return ref, split
-
-    def dim(self, place: int, default: int, ranks: int, name: str = "dim") -> int:
-        """The dimension that the argument at ``place`` names of a tensor with ``ranks`` dimensions."""
-        found = self.arg(place, name, default)
-        if not isinstance(found, int):
-            raise ComputedWhole
-        return found % ranks
-
-    def replaced(self, place: int, arg: Arg) -> tuple[Arg, ...]:
-        """The arguments with another one at ``place``.
-
-        Raises:
-            ComputedWhole: that one is a keyword.
-        """
-        if place >= len(self.op.args):
-            raise ComputedWhole
-        return (*self.op.args[:place], arg, *self.op.args[place + 1 :])
-
-
-Rule = Callable[[Operands], Divided]
 
 # -- products with a weight -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Where a product has its input, weight and bias (-1: none), and which dimension of the weight makes the results."""
+    """Where a product has its input, weight and bias (-1: none).
+
+    ``out``: the dimension of the weight that makes the results, ``inner``: the one that meets the input. ``count``: how many
+    dimensions the weight has. A weight with three has one matrix for each expert.
+    """
 
     value: int
     weight: int
     bias: int
     out: int
+    inner: int
+    count: int = 2
 
 
 #: The products whose weights are divided.
 PRODUCTS: Mapping[str, Product] = {
-    "aten.linear.default": Product(0, 1, 2, 0),
-    "aten.addmm.default": Product(1, 2, 0, 1),
-    "aten.mm.default": Product(0, 1, -1, 1),
-    "aten.matmul.default": Product(0, 1, -1, 1),
+    "aten.linear.default": Product(0, 1, 2, 0, 1),
+    "aten.addmm.default": Product(1, 2, 0, 1, 0),
+    "aten.mm.default": Product(0, 1, -1, 1, 0),
+    "aten.matmul.default": Product(0, 1, -1, 1, 0),
+    "aten.bmm.default": Product(0, 1, -1, 2, 1, 3),
+    "farflung.grouped_mm": Product(0, 1, -1, 2, 1, 3),
 }
 
 
@@ -115,13 +56,30 @@ def _product(given: Operands) -> Divided:
     where = PRODUCTS[given.op.target]
     value, weight = given.tensor(where.value), given.tensor(where.weight)
     split, last = given.split(value), len(given.spec(value).shape) - 1
+    if isinstance(weight, ValueRef) and where.count == 3:
+        return _experts(given, where, split, given.split(weight), weight)
     if isinstance(weight, ValueRef) or given.split(weight) is not None or given.op.kwargs:
         return _matmul(given)
-    if split is None or len(given.spec(weight).shape) != 2:
+    if split is None or not split.even(given.ranks) or len(given.spec(weight).shape) != where.count:
         raise ComputedWhole
     if split.dim < last:
+        if where.count == 3:
+            raise ComputedWhole
         return Divided((split,))
-    return Divided((None,), states={weight.name: split.at(1 - where.out)}, summed=True)
+    return Divided((None,), states={weight.name: split.at(where.inner)}, summed=True)
+
+
+def _experts(given: Operands, where: Product, value: Split | None, weight: Split | None, ref: ValueRef) -> Divided:
+    """A product with a weight for each expert, which is a view of a state, or a product of two values."""
+    last = len(given.op.outputs[0].shape) - 1
+    if value is None and weight is not None and weight.dim == where.out:
+        return Divided((weight.at(last),))
+    if value is not None and value.dim == last:
+        if weight is None:
+            raise SplitOfView(ref, value.at(where.inner))
+        if weight == value.at(where.inner):
+            return Divided((None,), summed=True)
+    return _matmul(given)
 
 
 def _matmul(given: Operands) -> Divided:
@@ -205,8 +163,17 @@ def _unflattened(given: Operands) -> Divided:
 
 
 def _permuted(given: Operands) -> Divided:
-    ref, split = given.only()
-    count = len(given.spec(ref).shape)
+    return Divided((given.only()[1].at(_order(given).index(given.only()[1].dim)),))
+
+
+def transposed(given: Operands, split: Split) -> Split:
+    """Where the first argument of a transposition is divided if its result is divided as ``split`` says."""
+    return split.at(_order(given)[split.dim])
+
+
+def _order(given: Operands) -> list[int]:
+    """For each dimension of a transposition's result, that of its argument."""
+    count = len(given.spec(given.tensor()).shape)
     name = given.op.target.split(".")[1]
     order = list(range(count))
     if name == "permute":
@@ -217,7 +184,7 @@ def _permuted(given: Operands) -> Divided:
     elif name != "t" or count == 2:
         first, second = (0, 1) if name == "t" else (given.dim(1, 0, count, "dim0"), given.dim(2, 1, count, "dim1"))
         order[first], order[second] = order[second], order[first]
-    return Divided((split.at(order.index(split.dim)),))
+    return order
 
 
 def _unsqueezed(given: Operands) -> Divided:
@@ -339,15 +306,18 @@ def _normalized(given: Operands) -> Divided:
     return Divided((split,))
 
 
+#: The views of a weight that ranks can divide.
+VIEWS = frozenset({"aten.transpose.int", "aten.swapaxes.default", "aten.t.default", "aten.permute.default"})
+
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(PRODUCTS, _product),
-    "aten.bmm.default": _matmul,
+    LOSS: loss_over_parts,
     "aten.scaled_dot_product_attention.default": _attention,
     **dict.fromkeys([f"aten.{name}.default" for name in ("contiguous", "clone", "alias", "detach")], _same),
     **dict.fromkeys([f"aten.{name}.default" for name in ("view", "reshape", "_unsafe_view")], _reshaped),
     "aten.flatten.using_ints": _reshaped,
     "aten.unflatten.int": _unflattened,
-    **dict.fromkeys(["aten.transpose.int", "aten.swapaxes.default", "aten.t.default", "aten.permute.default"], _permuted),
+    **dict.fromkeys(VIEWS, _permuted),
     "aten.unsqueeze.default": _unsqueezed,
     "aten.squeeze.dim": _squeezed,
     "aten.expand.default": _expanded,

@@ -35,6 +35,7 @@ from farflung.plan.estimation.results import (
 )
 from farflung.plan.estimation.site_costs import divides, rank_seconds, site_memory, site_pace, site_view, together
 from farflung.plan.estimation.stage_memory import exchange_memory, memory_of
+from farflung.plan.estimation.tensor_costs import tensor_costs
 from farflung.plan.link_memory import link_memory
 from farflung.plan.model import Plan, Replica, Stage, SyncPlan
 from farflung.plan.synchronization import made_strategy
@@ -225,7 +226,7 @@ def _stage(graph: Graph, topology: Topology, job: JobSpec, item: _Item) -> Stage
         again_bytes=float(memory_of(cost, stage, part, job, 0).activations[0]) if stage.recompute else 0.0,
         disk_bytes=on_disk,
         sharded_bytes=float(sum(graph.state[name].spec.nbytes for name in parameters_of(sub))) if divides(stage, device) else 0.0,
-        together=together(stage, device),
+        together=tensor_costs(tables, sub, device.ranks).divided if together(stage, device) else 0.0,
     )
 
 

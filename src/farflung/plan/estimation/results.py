@@ -19,7 +19,7 @@ class StageEstimate:
     part of ``backward_seconds`` that makes gradients of parameters. ``micro_batches``: (first, end) of those that it computes.
     ``again_bytes``: of its activations, what a second forward makes and its backward frees (0: it does not recompute).
     ``disk_bytes``: of its optimizer states, if they are on a disk. ``sharded_bytes``: of its parameters, if ranks divide them.
-    ``together``: whether the ranks of a site compute each micro-batch together.
+    ``together``: if the ranks of a site compute each micro-batch together, the share of its parameters that they divide.
     """
 
     index: int
@@ -43,7 +43,7 @@ class StageEstimate:
     again_bytes: float = 0.0
     disk_bytes: float = 0.0
     sharded_bytes: float = 0.0
-    together: bool = False
+    together: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

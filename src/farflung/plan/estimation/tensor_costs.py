@@ -2,7 +2,8 @@
 
 Each rank computes the local graph of ``graph.tensor_parallel``. Ranks add values at its sums. A sum of M bytes is counted as two
 exchanges of M bytes, because each rank first adds its part of the bytes, and then all ranks collect the parts.
-Source: Megatron-LM (Shoeybi et al. 2019), section 3: two sums in the forward of a layer, and two in its backward.
+Source: Megatron-LM (Shoeybi et al. 2019), section 3: two sums in the forward of a layer, and two in its backward. A divided
+embedding adds what it looked up, and a loss over divided logits exchanges three numbers for each token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class TensorCosts:
     """``tables`` and ``sub`` are those of one rank. ``ahead``, ``back``: bytes of each sum of a forward and of a backward.
 
     ``shared``: bytes of trained parameters that all ranks have, which are sent after the update. ``largest``: the largest share
-    of a rank's trained parameters that it updates.
+    of a rank's trained parameters that it updates. ``divided``: the share of the stage's parameters of which ranks have parts.
     """
 
     division: Division
@@ -34,6 +35,7 @@ class TensorCosts:
     back: tuple[float, ...]
     shared: float
     largest: float
+    divided: float
 
     def memory(self, rank: StageMemory) -> StageMemory:
         """Return the memory of all ranks together; ``rank``: that of the local graph."""
@@ -74,6 +76,7 @@ def _costs(tables: CostTables, sub: SubGraph, ranks: int) -> TensorCosts:
     whole = {name: size for name, size in sizes.items() if name not in division.states}
     owner, total = holders(whole, ranks, tuple(whole)), sum(sizes.values())
     shared = sum(whole.values())
+    every = {name: sub.graph.state[name].spec.nbytes for name in parameters_of(sub)}
     own = max(sum(size for name, size in whole.items() if owner[name] == rank) for rank in range(ranks))
     return TensorCosts(
         division=division,
@@ -83,4 +86,5 @@ def _costs(tables: CostTables, sub: SubGraph, ranks: int) -> TensorCosts:
         back=tuple(tables.part * size for size in division.added_back),
         shared=float(shared),
         largest=(total - shared + own) / total if total else 1.0,
+        divided=sum(size for name, size in every.items() if name in division.states) / max(sum(every.values()), 1),
     )

@@ -113,8 +113,12 @@ def saving_lines(estimate: Estimate) -> Rows:
         if found is not None:
             slower = f"{found.factor:.2g} x slower" if found.factor >= 1.005 else "not slower"
             rows.append((label, f"{'fits only with ' if found.needed else ''}{way}: {slower} ({Bytes(found.nbytes)})"))
-    if any(stage.together for stage in estimate.replicas):
-        rows.append(("sites", "ranks compute each micro-batch together: results differ by rounding"))
+    shared = [stage for stage in estimate.replicas if stage.together]
+    if shared:
+        part = sum(stage.together * stage.parameters for stage in shared) / max(sum(stage.parameters for stage in shared), 1)
+        rows.append(
+            ("sites", f"ranks compute each micro-batch together: results differ by rounding ({part:.0%} of parameters divided)")
+        )
     return rows
 
 

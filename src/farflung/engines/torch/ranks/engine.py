@@ -11,6 +11,7 @@ from farflung.engines.torch.ranks.group import RankGroup
 from farflung.engines.torch.ranks.runner import RankRunner
 from farflung.engines.torch.ranks.sharded_runner import ShardedRunner
 from farflung.engines.torch.ranks.tensor_runner import TensorRunner
+from farflung.engines.torch.verify import verify_graph
 from farflung.graph.cut import SubGraph
 
 __all__ = ["RankEngine"]
@@ -33,7 +34,7 @@ class RankEngine(TorchEngine):
             return ShardedRunner(subgraph, settings, (device, self.group), share)
         if isinstance(share, TensorRunner) or (share is None and settings.tensor):
             runner = TensorRunner(subgraph, settings, (device, self.group), share)
-            self.verify(runner.subgraph.graph)  # the local shapes
+            verify_graph(runner.subgraph.graph, frozenset(runner.subgraph.positions))  # local shapes
             return runner
         return RankRunner(subgraph, settings, (device, self.group), share)
 

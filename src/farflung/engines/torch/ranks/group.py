@@ -107,6 +107,12 @@ class RankGroup:
         dist.all_reduce(wide)
         return wide.to(tensor.dtype)
 
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the largest of ``tensor`` over all ranks, element by element."""
+        found = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return found
+
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return ``tensor`` of each rank; all have the same shape."""
         own = tensor.contiguous()
@@ -136,3 +142,15 @@ class RankGroup:
     def reduce(self, tensor: torch.Tensor, to: int) -> Any:
         """Begin to add ``tensor`` of all ranks at ``to``; the contents elsewhere are undefined then."""
         return dist.reduce(tensor, dst=to, async_op=True)
+
+
+class SumOfRanks(torch.autograd.Function):
+    """The sum of the ranks' results. Each rank's gradient is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: RankGroup) -> torch.Tensor:
+        return group.add(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None

@@ -16,11 +16,13 @@ from farflung.engines.torch.accelerators import default_generator
 from farflung.engines.torch.draws import KeyHolder
 from farflung.engines.torch.keys import seeded
 from farflung.engines.torch.program import Call, Program, kernel
-from farflung.engines.torch.ranks.group import RankGroup
+from farflung.engines.torch.ranks.group import RankGroup, SumOfRanks
 from farflung.engines.torch.ranks.tensor_states import part_of
+from farflung.engines.torch.ranks.vocabulary import RankWords, divided_embedding, divided_loss
 from farflung.graph.ir import StateRef, ValueRef
 from farflung.graph.tensor_parallel import Division, Split
 from farflung.graph.tensor_parallel.operator_rules import PRODUCTS
+from farflung.graph.tensor_parallel.vocabulary_rules import EMBEDDING, LOSS
 
 __all__ = ["divide_program"]
 
@@ -38,18 +40,6 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.group.add(gradient), None
-
-
-class _Sum(torch.autograd.Function):
-    """The sum of the ranks' results. Each rank's gradient is that of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, group: RankGroup) -> torch.Tensor:
-        return group.add(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
 
 
 def divide_program(program: Program, division: Division, device: torch.device, group: RankGroup) -> None:
@@ -131,12 +121,20 @@ class _Rewriting:
     def _function(self, call: Call) -> Callable[..., Any]:
         name, target = call.op.name, call.op.target
         if name in self._division.summed:
-            return self._by_rows(call)
+            return self._summed(call)
         split = self._division.values.get(ValueRef(name))
         if call.op.rng is None or split is None:
             return call.function
         draw = _Draw(call.op.rng, split, self._device, self._group, self._program.key)
         return _attention(draw, call.function) if target == _ATTENTION else _dropout(draw)
+
+    def _summed(self, call: Call) -> Callable[..., Any]:
+        first = call.op.args[0]
+        if call.op.target == EMBEDDING and isinstance(first, StateRef):
+            return divided_embedding(RankWords.of(self._division.states[first.name], self._group), self._group)
+        if call.op.target == LOSS and isinstance(first, ValueRef):
+            return divided_loss(RankWords.of(self._division.values[first], self._group), self._group)
+        return self._by_rows(call)
 
     def _by_rows(self, call: Call) -> Callable[..., Any]:
         """A product whose weight is divided by rows. The bias is added once, after the sum."""
@@ -145,8 +143,8 @@ class _Rewriting:
             function = kernel("aten.mm.default", [], {}, self._device)
 
         def product(*args: torch.Tensor | None) -> torch.Tensor:
-            partial = function(args[where.value], args[where.weight])
-            found: torch.Tensor = _Sum.apply(partial, self._group)  # type: ignore[no-untyped-call]
+            partial = function(*(arg for place, arg in enumerate(args) if place != where.bias))
+            found: torch.Tensor = SumOfRanks.apply(partial, self._group)  # type: ignore[no-untyped-call]
             bias = args[where.bias] if 0 <= where.bias < len(args) else None
             return found if bias is None else found + bias.to(found.dtype)
 

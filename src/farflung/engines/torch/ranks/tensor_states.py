@@ -16,9 +16,13 @@ __all__ = ["TensorStates", "part_of"]
 
 
 def part_of(whole: torch.Tensor, split: Split, group: RankGroup) -> torch.Tensor:
-    """A copy of this rank's part of ``whole``."""
+    """A copy of this rank's part of ``whole``, with zeros for padding."""
     ranges = split.ranges(group.rank, group.size)
-    return torch.cat([whole.narrow(split.dim, start, stop - start) for start, stop in ranges], split.dim)
+    parts = [whole.narrow(split.dim, start, stop - start) for start, stop in ranges]
+    missing = split.part(group.size) - sum(part.shape[split.dim] for part in parts)
+    if missing:
+        parts.append(whole.new_zeros((*whole.shape[: split.dim], missing, *whole.shape[split.dim + 1 :])))
+    return torch.cat(parts, split.dim)
 
 
 class TensorStates(StageStates):
