@@ -7,6 +7,7 @@ with positions as int64. The models have the paper's blocks and fewer channels, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,7 +69,7 @@ class FusionLlmLossSettings(Settings):
 
 
 class FusionLlmLoss:
-    """Curves of the training loss by model and compression."""
+    """Curves of the training loss by model and compression. A loss that is not finite is None."""
 
     name = "fusionllm-loss"
     summary = "FusionLLM's Figure 8: training losses of ResNets and a GPT, dense, with uniform top-k and with AdaTopK"
@@ -106,9 +107,9 @@ class FusionLlmLoss:
                     name,
                     found["stages"],
                     f"1/{one['ratio']:.1f}",
-                    one["losses"][-1],
-                    one["held_out"],
-                    f"{_gap(found, name):+.1%}",
+                    one["losses"][-1] or "-",
+                    one["held_out"] or "-",
+                    _text(_gap(found, name)),
                 )
                 for model, found in models.items()
                 for name, one in found["variants"].items()
@@ -156,9 +157,9 @@ def _curves(settings: FusionLlmLossSettings, model: str, say: Say) -> dict[str, 
         "steps": [round(settings.steps * (point + 1) / settings.points) for point in range(settings.points)],
         "variants": {
             name: {
-                "losses": [fmean(point) for point in zip(*(one["losses"] for one in found), strict=True)],
-                "held_out": fmean(one["held_out"] for one in found),
-                "last_by_seed": [one["losses"][-1] for one in found],
+                "losses": [_mean(point) for point in zip(*(one["losses"] for one in found), strict=True)],
+                "held_out": _mean([one["held_out"] for one in found]),
+                "last_by_seed": [_mean([one["losses"][-1]]) for one in found],
                 "ratio": found[0]["ratio"],
             }
             for name, found in runs.items()
@@ -248,9 +249,20 @@ def _network(settings: FusionLlmLossSettings, model: str, seed: int, devices: in
     return Network(stages=nn.ModuleList(nn.Sequential(*parts[a:b]) for a, b in pairwise(edges)), loss=loss)
 
 
+def _mean(losses: Sequence[float]) -> float | None:
+    """The mean (None: a run has diverged)."""
+    mean = fmean(losses)
+    return mean if math.isfinite(mean) else None
+
+
 def _gap(found: Mapping[str, Any], name: str) -> float:
-    """By how much the last training loss is above the dense one."""
-    return float(found["variants"][name]["losses"][-1] / found["variants"][_DENSE]["losses"][-1] - 1.0)
+    """By how much the last training loss is above the dense one; infinite after a divergence."""
+    last, dense = (found["variants"][one]["losses"][-1] for one in (name, _DENSE))
+    return math.inf if last is None or dense is None else float(last / dense - 1.0)
+
+
+def _text(gap: float) -> str:
+    return f"{gap:+.1%}" if math.isfinite(gap) else "diverged"
 
 
 def _checks(model: str, found: Mapping[str, Any], quick: bool) -> list[Check]:
@@ -267,6 +279,6 @@ def _checks(model: str, found: Mapping[str, Any], quick: bool) -> list[Check]:
             "uniform top-k against dense": ("more than AdaTopK", uniform, uniform > adaptive),
         }
     return [
-        Check(name=f"{model}: training loss, {name}", target=target, measured=f"{gap:+.1%}", passed=None if quick else passed)
+        Check(name=f"{model}: training loss, {name}", target=target, measured=_text(gap), passed=None if quick else passed)
         for name, (target, gap, passed) in claims.items()
     ]

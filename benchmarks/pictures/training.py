@@ -146,12 +146,25 @@ def _loss_study(results: Results) -> list[Panel]:
     return [Bars(title="Codec auto", unit="% more loss than dense", rows=rows, targets=dict.fromkeys(rows, 2.0))]
 
 
+def _fusionllm_loss(results: Results) -> list[Panel]:
+    panels: list[Panel] = []
+    for name, title in (("resnet-18", "ResNet-18"), ("resnet-101", "ResNet-101"), ("gpt", "GPT, fine-tuned")):
+        (found,) = results(f"fusionllm-loss-{name}")["models"].values()
+        variants = ("dense", "AdaTopK", "top-k")
+        points = {variant: zip(found["steps"], found["variants"][variant]["losses"], strict=True) for variant in variants}
+        curves = {variant: [(step, loss) for step, loss in own if loss is not None] for variant, own in points.items()}
+        shown = {variant: own for variant, own in curves.items() if own}  # a run that diverges at once has no curve
+        panels.append(Curves(title=title, x="steps", y="training loss, nats", curves=shown, from_zero=False))
+    return panels
+
+
 PICTURES: dict[str, Callable[[Results], list[Panel]]] = {
     "architectures": _architectures,
     "codecs": _codecs,
     "compression": _compression,
     "crawl": _crawl,
     "environments": _environments,
+    "fusionllm-loss": _fusionllm_loss,
     "isolation": _isolation,
     "loss-study-auto": _loss_study,
     "memory": _memory,

@@ -24,12 +24,15 @@ from farflung.sync import LayerInfo, World, get_strategy, mean_step_seconds
 from farflung.testing.replicas import Group, Task
 from farflung.units import Bytes, Seconds
 
-__all__ = ["SyncLoss", "step_seconds", "time_to_loss"]
+__all__ = ["SyncLoss", "exchange_share", "step_seconds", "time_to_loss"]
 
 _ASC = "asc_wfbp"
+_OF_IMAGES = frozenset({"images", "resnet-18"})
 _EVERY_STEP = frozenset({_ASC, "ssgd", "wfbp"})
 #: The largest difference of the loss at equal steps between partial sets and full synchronization.
 _EQUAL_STEPS = 0.01
+#: The backward's part of computing.
+_BACKWARD = 2.0 / 3.0
 #: Strategy -> its method in the ``dreamddp`` benchmark.
 _METHODS = {"partial": "equal_number", "contiguous": "optimal", "free_sets": "free"}
 
@@ -56,7 +59,7 @@ class SyncLoss:
         cases, seconds = _cases(settings), step_seconds(settings)
         curves: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for task in settings.tasks:
-            if task in ("images", "resnet-18") and not settings.images:
+            if task in _OF_IMAGES and not settings.images:
                 continue
             curves[task], whole = {}, _whole(settings, seconds)
             every_step: list[dict[str, Any]] | None = None
@@ -103,15 +106,9 @@ def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
     """
     if not settings.measured:
         return _predicted(settings)
-    try:
-        figures = json.loads(Path(settings.measured).read_text(encoding="utf-8"))["figures"]
-        runs = figures["periods" if settings.several and "periods" in figures else "runs"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"measured = {settings.measured!r} holds no figures of sync-network or dreamddp ({type(error).__name__})"
-        ) from None
     if settings.several:
-        return _by_period(settings, runs)
+        return _by_period(settings)
+    runs = _measured(settings)
     own = [run for run in runs if run["model"] == settings.model]
     found = {}
     for name in settings.strategies:
@@ -122,28 +119,57 @@ def step_seconds(settings: SyncLossSettings) -> dict[str, float]:
     return found
 
 
-def _by_period(settings: SyncLossSettings, runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of a step by label from those of ``dreamddp``, whose workers are the members.
+def _measured(settings: SyncLossSettings) -> list[dict[str, Any]]:
+    """The runs in the file of measurements.
 
     Raises:
-        InputError: ``runs`` are those of one period, or have none of the model, the members and a period.
+        InputError: it can't be read, or holds other figures.
     """
-    own = {run["sync_every"]: run["seconds"] for run in runs if (run.get("model"), run.get("workers")) == _group(settings)}
+    try:
+        figures = json.loads(Path(settings.measured).read_text(encoding="utf-8"))["figures"]
+        return list(figures["periods" if settings.several and "periods" in figures else "runs"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"measured = {settings.measured!r} holds no figures of sync-network or dreamddp ({type(error).__name__})"
+        ) from None
+
+
+def _of_group(settings: SyncLossSettings) -> dict[int, dict[str, float]]:
+    """Seconds of a step by H and method, as ``dreamddp`` has them for the model and as many workers as members.
+
+    Raises:
+        InputError: the measurements are those of one period, or have none of the model, the members and a period.
+    """
+    runs = _measured(settings)
     if any("workers" not in run for run in runs):
         raise InputError("measured seconds are those of one period: leave measured out, or periods")
+    own = {
+        run["sync_every"]: run["seconds"] for run in runs if (run["model"], run["workers"]) == (settings.model, settings.members)
+    }
     if not own.keys() >= set(settings.periods):
         raise InputError(
             f"measured = {settings.measured!r} has no runs of {settings.model} with {settings.members} workers and all of the "
             "periods; choose others, or run dreamddp with them"
         )
+    return own
+
+
+def _by_period(settings: SyncLossSettings) -> dict[str, float]:
+    own = _of_group(settings)
     return {
         label: float(own[period if period > 1 else settings.periods[0]][_METHODS.get(name, name)])
         for label, (name, period) in _cases(settings).items()
     }
 
 
-def _group(settings: SyncLossSettings) -> tuple[str, int]:
-    return settings.model, settings.members
+def exchange_share(settings: SyncLossSettings) -> float:
+    """Seconds of exchanging a layer over those of its backward: those of ``dreamddp``'s clock; 1 with any other clock."""
+    if not (settings.several and settings.measured):
+        return 1.0
+    every = settings.periods[0]
+    seconds = _of_group(settings)[every]
+    exchange = (seconds["ssgd"] - seconds["local_sgd"]) / (1.0 - 1.0 / every)
+    return exchange / (_BACKWARD * (seconds["ssgd"] - exchange))
 
 
 def _predicted(settings: SyncLossSettings) -> dict[str, float]:
@@ -169,13 +195,15 @@ def _curve(
     settings: SyncLossSettings, task: str, case: tuple[str, int], clock: tuple[float, float | None]
 ) -> list[dict[str, Any]]:
     """Points of (seconds, steps, loss of each seed). ``clock``: seconds of a step, and of the curve (None: equal steps)."""
-    step, whole = clock
+    (step, whole), share = clock, exchange_share(settings)
     found: list[dict[str, Any]] = [{"losses": [], "divergences": []} for _ in range(settings.points)]
     for seed in range(settings.seed, settings.seed + settings.seeds):
         network = network_of(settings, task, seed)
         start = network.start()
-        optimizer = OptimizerSpec(name="adamw", lr=settings.image_lr if task == "images" else settings.lr)
-        layers = tuple(LayerInfo(nbytes=Bytes(a.nbytes), bp_seconds=Seconds(a.size), comm_seconds=Seconds(a.size)) for a in start)
+        optimizer = OptimizerSpec(name="adamw", lr=settings.image_lr if task in _OF_IMAGES else settings.lr)
+        layers = tuple(
+            LayerInfo(nbytes=Bytes(a.nbytes), bp_seconds=Seconds(a.size), comm_seconds=Seconds(share * a.size)) for a in start
+        )
         world = World(rank=0, members=settings.members, layers=layers)
         group = Group(_strategy(*case), world, Task(start=start, gradient=network.gradient, optimizer=optimizer))
         done = 0

@@ -212,6 +212,19 @@ def test_the_table_of_losses_for_several_periods() -> None:
         assert losses == [f"{found['curves'][task][label][-1]['loss']:.3f}" for task in ("text", "images")]
 
 
+def test_the_table_of_the_losses_of_fusionllm() -> None:
+    models = {"ResNet-18": "resnet-18", "ResNet-101": "resnet-101", "GPT, fine-tuned": "gpt"}
+    table = rows(section("fusionllm-loss"), 7)
+    assert len(table) == 9
+    for model, stages, name, size, *cells in table:
+        (found,) = figures(f"fusionllm-loss-{models[model]}")["models"].values()
+        one, dense = found["variants"][name], found["variants"]["dense"]["losses"][-1]
+        assert (stages, size) == (str(found["stages"]), f"1/{one['ratio']:.1f}")
+        last = one["losses"][-1]
+        said = ["-", "diverged", "-"] if last is None else [f"{last:.3f}", f"{last / dense - 1:+.1%}", f"{one['held_out']:.3f}"]
+        assert cells == [cell.replace("%", " %") for cell in said]
+
+
 def test_what_a_soak_of_members_found() -> None:
     soak, text = figures("members-soak")["soak"], " ".join(section("members").split())
     growth, end = soak["growth"], soak["end"]

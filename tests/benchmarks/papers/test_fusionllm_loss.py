@@ -56,6 +56,14 @@ def test_compressions_begin_with_the_same_weights() -> None:
     assert losses[0] == losses[1]
 
 
+def test_a_divergence_has_no_loss() -> None:
+    report = report_of("models=resnet-18", "image_lr=1e30")
+    found = report.figures["models"]["resnet-18"]["variants"]["dense"]
+    assert found["losses"][-1] is found["held_out"] is None
+    assert [row[4:] for row in report.rows if row[1] == "top-k"] == [("-", "-", "diverged")]
+    assert all(check.measured == "diverged" for check in report.checks)
+
+
 def test_a_model_that_is_not_known() -> None:
     with pytest.raises(InputError, match=r"unknown model 'vgg': known are resnet-18, resnet-101, gpt"):
         report_of("models=vgg")

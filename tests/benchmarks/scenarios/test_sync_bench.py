@@ -15,7 +15,7 @@ from benchmarks.harness.base import override
 from benchmarks.harness.catalog import BENCHMARKS
 from benchmarks.network.sync_network import SyncNetworkSettings, _report
 from benchmarks.network.sync_network_plot import draw
-from benchmarks.training.sync_loss import step_seconds, time_to_loss
+from benchmarks.training.sync_loss import exchange_share, step_seconds, time_to_loss
 from benchmarks.training.sync_loss_models import torch_network
 from benchmarks.training.sync_loss_networks import PixelNetwork, SyncLossSettings, network_of
 from farflung.errors import InputError
@@ -115,6 +115,9 @@ def test_seconds_of_several_periods_are_those_of_dreamddp(tmp_path: Path) -> Non
     assert step_seconds(settings) == pytest.approx(
         {"ssgd": 0.8, "partial, H = 5": 0.3, "free_sets, H = 5": 0.1, "partial, H = 10": 0.15, "free_sets, H = 10": 0.05}
     )
+    exchange = (0.8 - 0.4) / 0.8
+    assert exchange_share(settings) == pytest.approx(exchange / ((0.8 - exchange) * 2 / 3))
+    assert exchange_share(SyncLossSettings()) == 1.0
     with pytest.raises(InputError, match="has no runs of gpt2 with 8 workers and all of the periods; choose others"):
         step_seconds(replace(settings, members=8))
     with pytest.raises(InputError, match="holds no figures of sync-network or dreamddp"):
