@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,29 @@ FORBIDDEN_ROOMS = {"utils", "common", "core", "shared", "types", "helpers", "mis
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+@lru_cache(maxsize=1)
+def parsed(source: str) -> ast.Module:
+    """The tree of ``source``, for several checks in a row."""
+    return ast.parse(source)
 
 
-def body_lines(function: Function, source: str) -> int:
+@lru_cache(maxsize=1)
+def functions(source: str) -> list[tuple[str, int, int]]:
+    """The name of each function, its code lines and its parameters."""
+    found = (node for node in ast.walk(parsed(source)) if isinstance(node, Function))
+    lines = source.splitlines()
+    return [(function.name, body_lines(function, lines), parameters(function)) for function in found]
+
+
+def body_lines(function: Function, lines: Sequence[str]) -> int:
     """Code lines of a body: no docstring, no blank lines, no lines that hold a comment only."""
     body = function.body
     if ast.get_docstring(function, clean=False) is not None:
         body = body[1:]
     if not body:
         return 0
-    lines = source.splitlines()[body[0].lineno - 1 : function.end_lineno]
-    return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
+    own = lines[body[0].lineno - 1 : function.end_lineno]
+    return sum(1 for line in own if line.strip() and not line.strip().startswith("#"))
 
 
 def parameters(function: Function) -> int:
@@ -53,19 +64,19 @@ def parameters(function: Function) -> int:
 
 
 def long_bodies(source: str) -> list[str]:
-    found = [(body_lines(f, source), f.name) for f in functions(ast.parse(source))]
-    return [f"{name}: {lines} code lines, at most {MAX_BODY_LINES}" for lines, name in found if lines > MAX_BODY_LINES]
+    long = [(name, lines) for name, lines, _ in functions(source) if lines > MAX_BODY_LINES]
+    return [f"{name}: {lines} code lines, at most {MAX_BODY_LINES}" for name, lines in long]
 
 
 def many_parameters(source: str) -> list[str]:
-    found = [(parameters(f), f.name) for f in functions(ast.parse(source))]
-    return [f"{name}: {count} parameters, at most {MAX_PARAMETERS}" for count, name in found if count > MAX_PARAMETERS]
+    many = [(name, count) for name, _, count in functions(source) if count > MAX_PARAMETERS]
+    return [f"{name}: {count} parameters, at most {MAX_PARAMETERS}" for name, count in many]
 
 
 def dangers(source: str) -> list[str]:
     """Ways to run what came from outside."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         modules: list[str] = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -105,7 +116,7 @@ def foreign_names(tree: ast.Module) -> frozenset[str]:
 
 
 def undocumented(source: str, inherited: frozenset[str] = frozenset()) -> list[str]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     foreign = foreign_names(tree)
     found = [] if ast.get_docstring(tree) or not tree.body else ["module head"]
     stack: list[tuple[str, ast.AST]] = [("", tree)]
@@ -125,6 +136,36 @@ def undocumented(source: str, inherited: frozenset[str] = frozenset()) -> list[s
     return found
 
 
+def body_lengths(source: str) -> list[str]:
+    """How many code lines each function of ``source`` has, as text."""
+    return [str(lines) for _, lines, _ in functions(source)]
+
+
+@cache
+def found_in_sources() -> Mapping[str, Mapping[Path, list[str]]]:
+    """What each check finds in each source file. A file is parsed once for all checks."""
+    checks = {
+        "long_bodies": long_bodies,
+        "body_lengths": body_lengths,
+        "many_parameters": many_parameters,
+        "undocumented": partial(undocumented, inherited=inherited_docstrings()),
+        "dangers": dangers,
+    }
+    found: dict[str, dict[Path, list[str]]] = {name: {} for name in checks}
+    for path in SOURCES:
+        source = path.read_text()
+        for name, check in checks.items():
+            found[name][path] = check(source)
+    return found
+
+
+def of_sources(check: str, free: tuple[str, ...] = ()) -> list[str]:
+    """What ``check`` finds, with the file's name; ``free``: folders for which it does not hold."""
+    names = {path: str(path.relative_to(ROOT)) for path in SOURCES}
+    found = found_in_sources()[check]
+    return [f"{names[path]}: {text}" for path in SOURCES if not names[path].startswith(free) for text in found[path]]
+
+
 def complaints(check: Callable[[str], list[str]], paths: list[Path]) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in check(path.read_text())]
 
@@ -135,26 +176,24 @@ def test_files_are_short() -> None:
 
 
 def test_function_bodies_are_short() -> None:
-    assert complaints(long_bodies, SOURCES) == []
+    assert of_sources("long_bodies") == []
 
 
 def test_nineteen_in_twenty_bodies_are_shorter_still() -> None:
-    lengths = sorted(body_lines(f, text) for path in SOURCES for text in [path.read_text()] for f in functions(ast.parse(text)))
+    lengths = sorted(int(length) for lengths in found_in_sources()["body_lengths"].values() for length in lengths)
     assert lengths[int(0.95 * (len(lengths) - 1))] <= P95_BODY_LINES
 
 
 def test_functions_take_few_parameters() -> None:
-    free = tuple(OPTIONS_ARE_PARAMETERS)
-    assert complaints(many_parameters, [p for p in SOURCES if not str(p.relative_to(ROOT)).startswith(free)]) == []
+    assert of_sources("many_parameters", free=tuple(OPTIONS_ARE_PARAMETERS)) == []
 
 
 def test_what_is_public_is_documented() -> None:
-    inherited = inherited_docstrings()
-    assert complaints(lambda source: undocumented(source, inherited), SOURCES) == []
+    assert of_sources("undocumented") == []
 
 
 def test_nothing_untrusted_runs() -> None:
-    assert complaints(dangers, SOURCES) == []
+    assert of_sources("dangers") == []
 
 
 def test_rooms_and_modules_have_meaning_in_their_names() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,19 @@ FOREIGN_STATE = {
 }
 
 
+@lru_cache(maxsize=1)
+def parsed(source: str) -> ast.Module:
+    """The tree of ``source``, for several checks in a row."""
+    return ast.parse(source)
+
+
 def is_frame(annotation: ast.expr | None) -> bool:
     return annotation is not None and ast.unparse(annotation).split("[")[0].split(" ")[0] in ("Frame", "frames.Frame")
 
 
 def frame_reads(source: str) -> list[str]:
     """Where code reads the kind or the header of a frame, or matches a frame by its fields."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     arguments = [argument for node in ast.walk(tree) if isinstance(node, ast.arguments) for argument in ast.walk(node)]
     frames = {found.arg for found in arguments if isinstance(found, ast.arg) and is_frame(found.annotation)} | {"frame"}
     frames |= {
@@ -51,7 +59,7 @@ def frame_reads(source: str) -> list[str]:
 
 def time_reads(source: str) -> list[str]:
     """Where code reads the time by itself, or sleeps."""
-    tree, found = ast.parse(source), []
+    tree, found = parsed(source), []
     imported = any(isinstance(node, ast.Import) and any(name.name == "time" for name in node.names) for node in ast.walk(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -78,7 +86,7 @@ def declared(tree: ast.Module) -> set[str]:
 
 def outside_writes(source: str) -> list[str]:
     """Where code sets an attribute of an object whose class is defined in another module."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     own = declared(tree) | FOREIGN_STATE.keys()
     return [
         f"line {node.lineno}: {ast.unparse(node)}"
@@ -90,26 +98,31 @@ def outside_writes(source: str) -> list[str]:
     ]
 
 
-def files(*, outside: tuple[str, ...]) -> list[Path]:
-    return [path for path in sorted(SOURCES.rglob("*.py")) if path.relative_to(SOURCES).parts[0] not in outside]
+@cache
+def found_in_sources() -> Mapping[str, Mapping[str, list[str]]]:
+    """What the checks find: check -> file -> places. A file is parsed once for all checks."""
+    found: dict[str, dict[str, list[str]]] = {"frames": {}, "time": {}, "writes": {}}
+    for path in sorted(SOURCES.rglob("*.py")):
+        name, room, source = str(path.relative_to(ROOT)), path.relative_to(SOURCES).parts[0], path.read_text()
+        if room not in READERS_OF_FRAMES:
+            found["frames"][name] = frame_reads(source)
+        if room != "clock.py":
+            found["time"][name] = time_reads(source)
+        if room in OWN_STATE:
+            found["writes"][name] = outside_writes(source)
+    return {check: {name: places for name, places in files.items() if places} for check, files in found.items()}
 
 
 def test_frames_are_read_in_one_place() -> None:
-    found = {str(path.relative_to(ROOT)): frame_reads(path.read_text()) for path in files(outside=READERS_OF_FRAMES)}
-    assert {name: reads for name, reads in found.items() if reads} == {}, "decode the frame, and route the message by its type"
+    assert found_in_sources()["frames"] == {}, "decode the frame, and route the message by its type"
 
 
 def test_the_time_comes_from_the_clock() -> None:
-    found = {str(path.relative_to(ROOT)): time_reads(path.read_text()) for path in files(outside=("clock.py",))}
-    assert {name: reads for name, reads in found.items() if reads} == {}, "use farflung.clock"
+    assert found_in_sources()["time"] == {}, "use farflung.clock"
 
 
 def test_objects_change_their_own_attributes() -> None:
-    limited = [path for path in files(outside=()) if path.relative_to(SOURCES).parts[0] in OWN_STATE]
-    found = {str(path.relative_to(ROOT)): outside_writes(path.read_text()) for path in limited}
-    assert {name: writes for name, writes in found.items() if writes} == {}, (
-        "give the class a method, or its constructor the value"
-    )
+    assert found_in_sources()["writes"] == {}, "give the class a method, or its constructor the value"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from farflung.errors import ConnectionLost
 from farflung.worker.membership import join
 from farflung.worker.options import WorkerOptions
 from farflung.worker.process import Worker
-from tests.support.runs.cluster_fixtures import graphs_are_read_once, home, threads_end, two  # noqa: F401 - fixtures apply to the folder whose conftest has them
+from tests.support.runs.cluster_fixtures import graphs_are_read_once, home, no_warm_up, threads_end, two  # noqa: F401 - fixtures apply to the folder whose conftest has them
 
 
 @pytest.fixture(scope="module")

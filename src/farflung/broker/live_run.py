@@ -258,6 +258,11 @@ class LiveRun:
         self.sample = sample
 
     @property
+    def log(self) -> RunLog:
+        """What its watchers receive."""
+        return self.records.log
+
+    @property
     def planned(self) -> Planned | None:
         """The plan of the current attempt."""
         return self.attempt.planned

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from farflung.broker.live_run import LiveRun
-from farflung.broker.run_table import RunTable
+from farflung.broker.records.run_log import RunLog
 from farflung.messages.schema import Message
 from farflung.messages.watching import Note, RecordLine
 from farflung.telemetry.log_line import Detail
 
-__all__ = ["MessageTaker", "Notices"]
+__all__ = ["MessageTaker", "Notices", "WatchedRun"]
 
 #: Takes the name of a run, what its watchers receive, and how many records came before that. It never waits.
 MessageTaker = Callable[[str, Message, int], None]
@@ -20,10 +20,32 @@ def _no_log(run: str, message: Message, records: int) -> None:
     del run, message, records
 
 
+class WatchedRun(Protocol):
+    """A run whose watchers receive messages."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+
+    @property
+    def log(self) -> RunLog:
+        """What its watchers receive."""
+
+
+class WatchedRuns(Protocol):
+    """The runs in memory."""
+
+    def find(self, run: str, /) -> WatchedRun | None:
+        """Return the run called ``run``, or None."""
+
+    def wake(self) -> None:
+        """Wake the threads that send messages to watchers."""
+
+
 class Notices:
     """Any thread may call. Nothing here waits, except for ``RunTable.changed``."""
 
-    def __init__(self, say: Callable[[str], None], runs: RunTable, log_message: MessageTaker = _no_log) -> None:
+    def __init__(self, say: Callable[[str], None], runs: WatchedRuns, log_message: MessageTaker = _no_log) -> None:
         """``say`` shows a line to the operator. ``log_message`` logs what the watchers of a run receive."""
         self._say, self._runs, self._log_message = say, runs, log_message
 
@@ -36,16 +58,16 @@ class Notices:
         line = f"run {run}: {text}"
         self._say(Detail(line) if detail else line)
 
-    def watchers(self, live: LiveRun, message: Message) -> None:
+    def watchers(self, live: WatchedRun, message: Message) -> None:
         """Send ``message`` to the watchers of a run."""
-        records = live.records.log.mark(message)
+        records = live.log.mark(message)
         self._log_message(live.run, message, records)
         self._runs.wake()
 
-    def record(self, live: LiveRun, line: str) -> None:
+    def record(self, live: WatchedRun, line: str) -> None:
         """Send a record that is in the metrics file already to the watchers of a run."""
-        live.records.log.record(line)
-        self._log_message(live.run, RecordLine(line=line), live.records.log.records)
+        live.log.record(line)
+        self._log_message(live.run, RecordLine(line=line), live.log.records)
         self._runs.wake()
 
     def everybody(self, run: str, text: str) -> None:

@@ -122,7 +122,7 @@ class RunManager:
             retained=self.retained,
             send=send,
             handle=self.handle,
-            trains=self.replanner.begins,
+            trains=lambda run: self.replanner.begins(runs.live(run)),
         )
         finisher = RunFinisher(
             runs=runs,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
-from farflung.broker.live_run import LiveRun
-from farflung.broker.notices import Notices
+from farflung.broker.live_run import RunRecords, Submission, TrainingTimes
+from farflung.broker.notices import Notices, WatchedRun
 from farflung.broker.planning.planned import Planned
 from farflung.broker.progress import Progress
+from farflung.broker.records.report_limits import ReportLimits
 from farflung.broker.records.run_store import RunStore
 from farflung.broker.run_table import RunTable
 from farflung.clock import MonotonicClock
@@ -19,7 +21,23 @@ from farflung.protocol.events import Event, MemberSpoilt, RunAdvanced
 from farflung.telemetry.records import Record, RelayedRecord, StepRecord
 from farflung.units import Bytes
 
-__all__ = ["RunRecorder"]
+__all__ = ["RecordedRun", "RunRecorder"]
+
+
+class RecordedRun(WatchedRun, Protocol):
+    """What the records of a run need of it."""
+
+    store: RunStore
+    records: RunRecords
+    submission: Submission
+    times: TrainingTimes
+
+    @property
+    def planned(self) -> Planned | None:
+        """The plan of the current attempt."""
+
+    def limits(self, plan: Plan | None) -> ReportLimits:
+        """Return what workers may report of an attempt by ``plan``."""
 
 
 class RunRecorder:
@@ -35,13 +53,13 @@ class RunRecorder:
         """``recorded`` is called with a run whose records have grown, before watchers receive the record."""
         self._runs, self._notices, self._handle, self._recorded = runs, notices, handle, recorded
 
-    def progress(self, live: LiveRun, plan: Plan | None, predicted: float | None, first_step: int) -> Progress:
+    def progress(self, live: RecordedRun, plan: Plan | None, predicted: float | None, first_step: int) -> Progress:
         """Return a new ``Progress`` of the workers of ``plan`` (``None``: of nobody) whose records are records of ``live``."""
         workers = () if plan is None else plan.devices
         limits = live.limits(plan)
         return Progress(limits, workers, MonotonicClock(), lambda record: self.record(live, record), predicted, first_step)
 
-    def record(self, live: LiveRun, record: Record) -> None:
+    def record(self, live: RecordedRun, record: Record) -> None:
         """Put ``record`` on record.
 
         Raises:

@@ -23,9 +23,9 @@ class Inbox:
     def __init__(self, limit: int | None = None) -> None:
         """``limit``: the most keys that may wait (None: any number)."""
         self._limit = limit
-        #: Guarded by ``_changed``, as ``_error`` is.
-        self._items: dict[Hashable, Any] = {}
+        #: Guards all fields below. It is notified of each item, of an error, and of a poke.
         self._changed = threading.Condition()
+        self._items: dict[Hashable, Any] = {}
         self._error: BaseException | None = None
         #: The keys for which the compute thread waits, and since when (seconds; infinite: it does not wait).
         self._awaits: Callable[[], Iterable[Hashable]] = tuple

@@ -56,6 +56,7 @@ class _Lane:
 
     def __init__(self, sender: str, receiver: MemoryEndpoint, window: int) -> None:
         self._sender, self._receiver, self._window = sender, receiver, window
+        #: Guards the next three; the handler runs without it.
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Frame, int, Future[None]]] = deque()
         self._handling: Future[None] | None = None

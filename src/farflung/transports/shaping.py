@@ -54,7 +54,9 @@ class Uplink:
 
     def __init__(self, rate: BytesPerSecond) -> None:
         self.rate = rate
+        #: When the transmitter is free, in seconds of the endpoint's clock.
         self._free = 0.0
+        #: Several links may share one transmitter.
         self._lock = threading.Lock()
 
     def reserve(self, ready: float, size: int) -> float:
@@ -76,6 +78,7 @@ class _DelayLine:
 
     def __init__(self, wait_until: WaitUntil, name: str) -> None:
         self._wait_until = wait_until
+        #: Guards the next two; actions run without it.
         self._changed = threading.Condition()
         self._actions: deque[tuple[float, Callable[[], None]]] = deque()
         self._closed = False
@@ -116,6 +119,7 @@ class _Link:
 
     def __init__(self, shape: LinkShape, uplink: Uplink, window: int, wait_until: WaitUntil, peer: str) -> None:
         self.shape, self.uplink = shape, uplink
+        #: One place for each frame on its way: a full window stops the sender, as a real link does.
         self.room = threading.Semaphore(window)
         self.outward = _DelayLine(wait_until, f"{peer}-out")
         self.back = _DelayLine(wait_until, f"{peer}-back")

@@ -19,6 +19,7 @@ from farflung.transports.rpc import RpcClient, RpcSession
 
 __all__ = ["BrokerStorage"]
 
+#: Seconds for an answer. A slow one would say little about the broker's clock.
 _CLOCK_SECONDS = 5.0
 
 

@@ -74,6 +74,7 @@ class ControlSession:
     ) -> None:
         """``beats``: the messages of a heartbeat."""
         self._client, self._log, self._beats = client, log, beats
+        #: Guards ``_rpc`` and ``_limits``. Messages are sent after it was released: ``send`` waits while the queue is full.
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._rpc: RpcSession | None = None
@@ -152,11 +153,12 @@ class ControlSession:
 
     def leave(self) -> None:
         """End the session, from any thread; break it off if the broker does not answer in time."""
-        self._leaving.set()
+        self._leaving.set()  # before the lock: a session that opens later sees it
         with self._lock:
             rpc = self._rpc
         if rpc is None:
             return
+        # before ``end``, which waits while the queue of reports is full
         self._threads.spawn("goodbye", _close_late, rpc)
         with suppress(ConnectionLost):
             rpc.end()

@@ -34,9 +34,13 @@ from farflung.worker.links.mapped_port import find_port_router
 
 __all__ = ["Finding", "diagnose"]
 
+#: Seconds for a connection.
 _TIMEOUT = 5.0
+#: Bytes of a socket's buffer: less cannot fill a fast link over a long round trip.
 _BUFFER = 4 << 20
+#: Bytes that should be free.
 _DISK, _MEMORY = 5e9, 2e9
+#: Unix seconds: an earlier clock is wrong, and certificates would count as not valid yet.
 _YEAR_2025 = 1735689600.0
 _ANY = "0.0.0.0"  # noqa: S104 - compared, not bound
 

@@ -80,6 +80,7 @@ _LEAVE_SECONDS, _END_SECONDS = 5.0, 30.0
 _UNREAD_SECONDS = 2 * LEASE
 #: Bytes. A broker need not decode a heartbeat that is equal to the last one.
 _DISK_STEP = 1e7
+#: Bytes: a frame may be as large as this, even on a machine that offers less memory.
 _MIN_FRAME = 64 << 20
 #: Of what arrives, on a machine that offers less.
 _LEAST_BUDGET = 2 * _MIN_FRAME

@@ -65,6 +65,8 @@ class Service:
         self._limits, self._reported = limits, dict[str, Any]()
         #: What the file of limits said last. The broker may have sent newer wishes, which a full disk kept out of the file.
         self._polled: dict[str, Any] = {}
+        #: Guards ``_worker``, ``_parting`` and what was polled and reported: the thread that serves, the one that polls and the
+        #: session's thread change them. It is released before a message is sent.
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._parting = False
@@ -87,7 +89,7 @@ class Service:
 
     def _serve(self, worker: Worker, patience: Seconds) -> None:
         """Serve through as many sessions as it takes, the first one with ``worker``."""
-        until = 0.0
+        until = 0.0  # monotonic seconds; 0: no session has been lost yet
         while True:
             try:
                 worker.serve()
@@ -225,7 +227,7 @@ class Service:
             worker.announce(self._reported)
         with self._lock:
             self._worker = worker
-        if self._leaving.is_set():
+        if self._leaving.is_set():  # ``stop`` may have come before it could find this worker
             worker.stop()
         return worker
 

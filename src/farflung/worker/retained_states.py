@@ -182,6 +182,7 @@ class RetainedStates:
                 return
             self._served |= {peer} if good else set()
         arrays = self.read(run, step, tuple(dict.fromkeys(wanted.names))) if good else {}
+        # on a thread: the caller serves the peer's other messages, and sending takes as long as the link needs
         self._threads.spawn(f"lend-{peer}", _send, endpoint, peer, wanted.run, arrays)
 
     def join(self) -> None:

@@ -245,6 +245,7 @@ class CurrentPart:
     """The one run part that a worker works on at a time, and the last one that has ended. Any thread may call."""
 
     def __init__(self, ended: EndedAttempt | None) -> None:
+        #: Taken by whoever changes the parts. Readers need no lock: they read one reference, once.
         self._lock = threading.Lock()
         self._part: RunPart | None = None
         #: The newest part of this session, running or not.
@@ -302,7 +303,7 @@ class CurrentPart:
         """Begin ``part``; there must be no other."""
         with self._lock:
             self._part = self._newest = part
-        part.start()
+        part.start()  # after it is known: the answers of peers must find it
 
     def end(self, error: FarflungError) -> RunPart | None:
         """End the part that runs now, and return it: ``join`` waits for it."""

@@ -94,7 +94,7 @@ class TrainingRun(RunPart):
 
     def abort(self, error: BaseException, *, broker_knows: bool = False, keep: bool = True) -> None:
         """See ``RunPart``."""
-        self._requests.end(error, broker_knows=broker_knows, keep=keep)
+        self._requests.end(error, broker_knows=broker_knows, keep=keep)  # first: threads that wake up below raise this error
         self._go.put(False)
         self._reads.end(error)
         executor = self.executor

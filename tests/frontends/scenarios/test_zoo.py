@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -27,6 +29,12 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@cache
+def captured(name: str, form: str = "train") -> Graph:
+    """Each model is captured once in each form, for all tests."""
+    return load_recipe(*TINY[name]).graph(form, 2)
+
+
 def batch_for(graph: Graph) -> dict[str, torch.Tensor]:
     made = torch.Generator().manual_seed(3)
     data = {}
@@ -39,8 +47,7 @@ def batch_for(graph: Graph) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_graph_equals_the_module(name):
-    recipe = load_recipe(*TINY[name])
-    graph = recipe.graph("train", 2)
+    recipe, graph = load_recipe(*TINY[name]), captured(name)
     module = build(recipe.train.factory, SEED)
     values = dict(module.named_parameters()) | dict(module.named_buffers())
 
@@ -70,7 +77,7 @@ def test_training_graph_equals_the_module(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_forms_are_valid_and_share_their_states(name):
     recipe = load_recipe(*TINY[name])
-    graphs = {form: recipe.graph(form, 2) for form in FORMS if getattr(recipe, form) is not None}
+    graphs = {form: captured(name, form) for form in FORMS if getattr(recipe, form) is not None}
     train = graphs["train"]
     for form, graph in graphs.items():
         validate(graph)
@@ -86,8 +93,7 @@ def test_forms_are_valid_and_share_their_states(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])
 def test_capturing_twice_gives_the_same_document(name):
-    recipe = load_recipe(*TINY[name])
-    assert write(recipe.graph("train", 2)) == write(recipe.graph("train", 2))
+    assert write(load_recipe(*TINY[name]).graph("train", 2)) == write(captured(name))
 
 
 def test_the_operators_of_the_zoo_are_on_the_allow_list():
@@ -96,7 +102,7 @@ def test_the_operators_of_the_zoo_are_on_the_allow_list():
 
 
 def test_lora_trains_only_the_adapters():
-    graph = load_recipe(*TINY["gpt2-lora"]).graph("train", 2)
+    graph = captured("gpt2-lora")
     trained = [state.name for state in graph.states if state.trainable]
     assert len(trained) == 4
     assert all("lora_" in name for name in trained)
@@ -105,14 +111,14 @@ def test_lora_trains_only_the_adapters():
 
 
 def test_tied_weights_are_one_state_with_two_uses():
-    graph = load_recipe(*TINY["gpt2"]).graph("train", 2)
+    graph = captured("gpt2")
     tied = graph.state["model.transformer.wte.weight"]
     assert tied.aliases == ("model.lm_head.weight",)
     assert [graph.op(use.op).target for use in graph.uses[tied.name]] == ["aten.embedding.default", "aten.linear.default"]
 
 
 def test_shared_modules_count_their_calls():
-    graph = load_recipe(*TINY["albert"]).graph("train", 2)
+    graph = captured("albert")
     calls = {op.occurrence for op in graph.ops if op.module.endswith("attention.query")}
     assert calls == {0, 1}
     query = next(state.name for state in graph.states if state.name.endswith("attention.query.weight"))
@@ -120,17 +126,17 @@ def test_shared_modules_count_their_calls():
 
 
 def test_batch_norm_is_one_operator_with_updates():
-    graph = load_recipe(*TINY["resnet18"]).graph("train", 2)
+    graph = captured("resnet18")
     norms = [op for op in graph.ops if op.target == "farflung.batch_norm"]
     assert len(norms) == 20
     assert len(graph.state_updates) == 60
     assert all(graph.state[name].kind is StateKind.BUFFER for name, _ in graph.state_updates)
-    evaluate = load_recipe(*TINY["resnet18"]).graph("evaluate", 2)
+    evaluate = captured("resnet18", "evaluate")
     assert sum(op.target == "aten.batch_norm.default" for op in evaluate.ops) == 20
 
 
 def test_placeholders_stand_before_their_first_reader():
-    graph = load_recipe(*TINY["gpt2"]).graph("train", 2)
+    graph = captured("gpt2")
     assert dict(graph.meta)["inputs"] == "input_ids,labels"
     assert [op.name for op in graph.placeholders] == ["input_ids", "labels"]
     for op in graph.placeholders:
@@ -140,6 +146,6 @@ def test_placeholders_stand_before_their_first_reader():
 
 
 def test_modules_and_types_are_noted():
-    graph = load_recipe(*TINY["gpt2"]).graph("train", 2)
+    graph = captured("gpt2")
     op = next(op for op in graph.ops if op.module == "model.transformer.h.1.ln_1")
     assert (op.module_type, op.kind, op.occurrence) == ("LayerNorm", OpKind.PARAMETRIC, 0)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import Attempt, RunRecords, Submission, WaitingWorker, WorkerFacts
 from farflung.broker.planning.planned import Planned
-from farflung.broker.run_table import RunTable
+from farflung.broker.progress import Progress
+from farflung.broker.records.run_store import RunStore
 from farflung.clock import monotonic
 from farflung.job import JobSpec
 from farflung.messages.commands import PhaseLimits
 from farflung.messages.submission import Bundle
-from farflung.protocol.broker import Run, RunState
+from farflung.protocol.broker import BrokerMachine, Run, RunState
 from farflung.protocol.deadlines import Deadlines, Phase, origin
 from farflung.protocol.events import Event, MemberLate, RunStalled
+from farflung.telemetry.records import RunResult
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.units import Seconds
@@ -81,11 +84,46 @@ def worker_limits(planned: Planned, bundle: Bundle, job: JobSpec) -> PhaseLimits
     )
 
 
+class TimedRun(Protocol):
+    """A run that has deadlines."""
+
+    run: str
+    job: JobSpec
+    store: RunStore
+    records: RunRecords
+    submission: Submission
+    attempt: Attempt
+    workers: WorkerFacts
+    result: RunResult | None
+
+    @property
+    def planned(self) -> Planned | None:
+        """The plan of the current attempt."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """The step records of the current attempt."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves a model, so that it makes no steps."""
+
+
+class TimedRuns(Protocol):
+    """The runs in memory. ``changed`` guards them and ``machine``."""
+
+    machine: BrokerMachine
+    changed: threading.Condition
+
+    def all(self) -> Sequence[TimedRun]:
+        """Return all runs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttemptDeadlines:
     """``handle`` receives the events of deadlines that are over. The thread "deadlines" checks them."""
 
-    runs: RunTable
+    runs: TimedRuns
     handle: Callable[[Event], None]
     warn: Callable[[str], None]
     settings: DeadlineSettings = field(default_factory=lambda: _SETTINGS)
@@ -114,14 +152,16 @@ class AttemptDeadlines:
             phases = [phase for live, run in known.values() if (phase := self._phase(live, run, now)) is not None]
             expired = self._deadlines.expired(phases, now)
             for phase in expired:
-                events += _late(*known[phase.run], Seconds(phase.seconds))
+                live, run = known[phase.run]
+                events += _late(live.progress, run, Seconds(phase.seconds))
             others = [pair for pair in known.values() if pair[1].run not in {phase.run for phase in expired}]
             running = {live.run: (live, run) for live, run in others if run.state is RunState.RUNNING}
-            self._steps.expired([_made(*pair) for pair in running.values()], now)
+            self._steps.expired([_made(live.progress, run) for live, run in running.values()], now)
             for live, run in running.values():
-                events += self._waited(live, run, now)
+                events += self._waited(live.workers.waits, run, self._wait_limit(live), now)
             for phase in self._shares.expired([self._share(*pair) for pair in running.values()], now):
-                events += _unshared(*running[phase.run], Seconds(phase.seconds))
+                live, run = running[phase.run]
+                events += _unshared(_open_share(live), run, Seconds(phase.seconds))
         for event in events:
             self.handle(event)
 
@@ -130,11 +170,11 @@ class AttemptDeadlines:
             if error := failure_of("the check of deadlines", self.check, monotonic()):
                 self.warn(f"warning: {error}")
 
-    def _trains(self, live: LiveRun) -> bool:
+    def _trains(self, live: TimedRun) -> bool:
         run = self.runs.machine.runs.get(live.run)
         return run is not None and live.result is None and not run.state.over
 
-    def _phase(self, live: LiveRun, run: Run, now: float) -> Phase | None:
+    def _phase(self, live: TimedRun, run: Run, now: float) -> Phase | None:
         """Return what ``run`` waits for (None: for more workers, or for a plan)."""
         settings, predicted = self.settings, _predicted(live)
         if live.records.unwritten.waits:
@@ -155,20 +195,23 @@ class AttemptDeadlines:
             return Phase(run=run.run, progress=(run.attempts, len(run.awaited)), seconds=seconds)
         return None
 
-    def _waited(self, live: LiveRun, run: Run, now: float) -> list[Event]:
-        """Return what follows if a worker has waited for too long for the messages of others.
+    def _wait_limit(self, live: TimedRun) -> float:
+        """Return how many seconds a worker may wait for the messages of others."""
+        predicted, settings = _predicted(live), self.settings
+        return settings.exchange + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
+
+    def _waited(self, waits: dict[str, WaitingWorker], run: Run, limit: float, now: float) -> list[Event]:
+        """Return what follows if a worker has waited for more than ``limit`` seconds for the messages of others.
 
         While the run makes steps, everybody receives what they need: whoever says something else is not believed.
         """
-        predicted, settings = _predicted(live), self.settings
-        limit = settings.exchange + settings.times * (predicted.step + predicted.evaluation + predicted.moving)
-        facts = {name: one for name, one in live.workers.waits.items() if name in run.devices and one.attempt == run.attempts}
+        facts = {name: one for name, one in waits.items() if name in run.devices and one.attempt == run.attempts}
         if not facts:
             return []
         first = min(facts, key=lambda name: facts[name].since)
         if now - max(facts[first].since, self._steps.since(run.run, now)) < limit:
             return []
-        live.workers.waits.clear()
+        waits.clear()
         culprit, circle = origin(first, {name: set(one.peers) & set(run.devices) for name, one in facts.items()})
         what = f"did not send within {Seconds(limit)} what worker {first} waits for"
         if culprit and culprit != first:
@@ -176,36 +219,36 @@ class AttemptDeadlines:
         cause = f"{' and '.join(sorted(circle))} have waited for each other for {Seconds(limit)}"
         return [RunStalled(run=run.run, attempt=run.attempts, cause=cause, suspects=tuple(sorted(circle)))] if circle else []
 
-    def _share(self, live: LiveRun, run: Run) -> Phase:
+    def _share(self, live: TimedRun, run: Run) -> Phase:
         """Return the phase in which the shares of a checkpoint come."""
         seconds = self.settings.checkpoint + self.settings.times * _predicted(live).moving
         return Phase(run=run.run, progress=(run.attempts, _open_share(live), live.store.arrived), seconds=seconds)
 
 
-def _made(live: LiveRun, run: Run) -> Phase:
+def _made(progress: Progress | None, run: Run) -> Phase:
     """Return the phase of one step."""
-    count = 0 if live.progress is None else live.progress.count
+    count = 0 if progress is None else progress.count
     return Phase(run=run.run, progress=(run.attempts, count), seconds=math.inf)
 
 
-def _open_share(live: LiveRun) -> tuple[int, frozenset[str]] | None:
+def _open_share(live: TimedRun) -> tuple[int, frozenset[str]] | None:
     return None if live.planned is None else live.store.incomplete(live.planned.plan)
 
 
-def _unshared(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:
+def _unshared(share: tuple[int, frozenset[str]] | None, run: Run, seconds: Seconds) -> list[Event]:
     """Return what follows if shares of a checkpoint have not come in time, and others have."""
-    step, names = _open_share(live) or (0, frozenset())
+    step, names = share or (0, frozenset())
     what = f"did not send its share of the checkpoint of step {step} within {seconds}"
     return [MemberLate(run=run.run, name=name, what=what, attempt=run.attempts) for name in sorted(names)]
 
 
-def _predicted(live: LiveRun) -> Predicted:
+def _predicted(live: TimedRun) -> Predicted:
     """Return what the plan of ``live`` predicts; a step lasts as long as the last one, if that took longer."""
     found, last = Predicted.of(live.planned, live.submission.bundle, live.job), live.records.latest.step
     return found if last is None else replace(found, step=max(found.step, float(last.seconds)))
 
 
-def _late(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:
+def _late(progress: Progress | None, run: Run, seconds: Seconds) -> list[Event]:
     if run.state is RunState.PREPARING:
         names, what = sorted(set(run.devices) - run.prepared), f"did not prepare within {seconds}"
     elif run.state is RunState.WAITING:
@@ -215,7 +258,7 @@ def _late(live: LiveRun, run: Run, seconds: Seconds) -> list[Event]:
             names = sorted(set(run.devices) - run.ended)
             what = f"did not end its part within {seconds} after the others"
             return [MemberLate(run=run.run, name=name, what=what, attempt=run.attempts) for name in names]
-        missing = frozenset(run.devices) if live.progress is None else live.progress.missing()
+        missing = frozenset(run.devices) if progress is None else progress.missing()
         names, what = sorted(missing), f"reported no step for {seconds}"
         if missing >= set(run.devices) - run.ended:  # nobody says because of whom
             return [RunStalled(run=run.run, attempt=run.attempts, cause=f"no step was made for {seconds}")]

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import asdict
 
 from farflung.broker.attempts.attempt_deadlines import worker_limits
 from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.routes import Routes
-from farflung.broker.live_run import Attempt, LiveRun, TrainingTimes
+from farflung.broker.live_run import Attempt, TrainingTimes, WorkerFacts
 from farflung.broker.notices import Notices
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.planning.planned import Planned
-from farflung.broker.run_recorder import RunRecorder
+from farflung.broker.run_recorder import RecordedRun, RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.clock import monotonic
 from farflung.errors import FarflungError
+from farflung.job import JobSpec
 from farflung.messages import commands
 from farflung.messages.schema import UNSET, Message
 from farflung.messages.watching import Note, Started
@@ -31,11 +33,19 @@ from farflung.telemetry.records import RecoveryRecord
 __all__ = ["AttemptLauncher"]
 
 
+class LaunchedRun(RecordedRun, Protocol):
+    """What the beginning and the end of an attempt need of its run."""
+
+    job: JobSpec
+    attempt: Attempt
+    workers: WorkerFacts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLauncher:
     """All methods are called under ``RunTable.changed``; actions that they return run without it.
 
-    ``send`` never waits. ``trains`` is told that a run trains.
+    ``send`` never waits. ``trains`` is called with the name of a run that trains from now on.
     """
 
     runs: RunTable
@@ -45,9 +55,9 @@ class AttemptLauncher:
     retained: RetainedStates
     send: Callable[[str, Message], None]
     handle: Callable[[Event], None]
-    trains: Callable[[LiveRun], None]
+    trains: Callable[[str], None]
 
-    def prepare(self, live: LiveRun, name: str) -> None:
+    def prepare(self, live: LaunchedRun, name: str) -> None:
         """Send job, graphs and plan to the worker ``name``; with the first worker, notify the lenders, too."""
         planned, start, preparation = live.attempt.planned, live.attempt.start, live.attempt.preparation
         bundle = live.submission.bundle
@@ -94,20 +104,19 @@ class AttemptLauncher:
             lend = commands.Lend(run=run, attempt=start.attempt, addresses=routes.addresses, relays=routes.relays, live=live)
             self.send(name, lend)
 
-    def start(self, live: LiveRun, name: str) -> Callable[[], None]:
+    def start(self, live: LaunchedRun, name: str) -> Callable[[], None]:
         """Return the action that lets ``name`` begin. For the first worker it puts a recovery on record before that."""
-        attempt, times, progress = live.attempt.number, live.times, live.progress
-        command = commands.Start(run=live.run, attempt=attempt)
-        if times.begun == attempt or progress is None:
+        begun, times, progress = live.attempt, live.times, live.attempt.progress
+        command = commands.Start(run=live.run, attempt=begun.number)
+        if times.begun == begun.number or progress is None:
             return lambda: self.send(name, command)
         now = monotonic()
-        elapsed = now - times.begin(attempt, now)
-        self.retained.forget(live)
+        elapsed = now - times.begin(begun.number, now)
+        self.retained.forget(live.run, live.workers, begun.planned.plan.devices if begun.planned is not None else ())
         progress.begin(elapsed)
-        seconds = now - live.attempt.planned_at
-        self.notices.watchers(live, Started(run=live.run, attempt=attempt, seconds=seconds))
-        self.trains(live)
-        begun = live.attempt
+        seconds = now - begun.planned_at
+        self.notices.watchers(live, Started(run=live.run, attempt=begun.number, seconds=seconds))
+        self.trains(live.run)
         recovery = _recovery(begun, times, now) if times.lost else None
         times.recovered()
 
@@ -125,7 +134,7 @@ class AttemptLauncher:
 
         return begin
 
-    def lost(self, live: LiveRun, command: RecoverRun) -> Callable[[], None]:
+    def lost(self, live: LaunchedRun, command: RecoverRun) -> Callable[[], None]:
         """An attempt is over; the pause lasts until training continues. Return the action that tells the operator."""
         live.times.lose(command.cause)
         self.notices.watchers(live, Note(text=command.text))

@@ -6,24 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from threading import Lock
+from typing import Protocol
 
 from farflung.broker.attempts.preparation import preparation_of
 from farflung.broker.attempts.retained_states import RetainedStates
 from farflung.broker.links.network import Network
-from farflung.broker.live_run import Attempt, LiveRun
+from farflung.broker.live_run import Attempt, WorkerFacts
 from farflung.broker.notices import Notices
 from farflung.broker.planning import LimitedJudges, Planned, cluster_of, plan_run, strangers_of
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.records.bundle_file import read_bundle
-from farflung.broker.run_recorder import RunRecorder
+from farflung.broker.run_recorder import RecordedRun, RunRecorder
 from farflung.broker.run_table import RunTable
 from farflung.broker.verification.run_verification import RunVerification
 from farflung.clock import monotonic
 from farflung.errors import DiskFull, FarflungError
+from farflung.job import JobSpec
 from farflung.messages import watching
 from farflung.messages.conversions.relays import routes_of
 from farflung.messages.submission import Bundle
 from farflung.messages.versions import mixed_engines
+from farflung.plan import Plan
 from farflung.protocol.broker import RunState
 from farflung.protocol.events import Event, MemberMeasured, PlanMade
 from farflung.protocol.hosts import is_same_device
@@ -31,6 +35,7 @@ from farflung.protocol.members import Member
 from farflung.protocol.retained_states import believable
 from farflung.step.plugin_check import check_plugins
 from farflung.telemetry.faults import fault_point
+from farflung.telemetry.records import RunResult
 from farflung.thread_group import ThreadGroup
 from farflung.units import counted
 
@@ -48,6 +53,27 @@ _FULL_AGAIN = 2.0
 _MOST_TEXT = 500
 
 
+class PlannedRun(RecordedRun, Protocol):
+    """A run for which an attempt is planned. ``files`` guards ``store``."""
+
+    job: JobSpec
+    files: Lock
+    attempt: Attempt
+    workers: WorkerFacts
+    result: RunResult | None
+
+    @property
+    def running(self) -> Plan | None:
+        """The plan that ran until now (None: there was none)."""
+
+    @property
+    def first_source(self) -> str:
+        """Where first states come from."""
+
+    def install(self, attempt: Attempt) -> None:
+        """Make ``attempt`` the current one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPlanner:
     """Plans attempts of runs. ``handle`` receives the outcome; ``measure`` measures members with that many threads."""
@@ -63,7 +89,7 @@ class AttemptPlanner:
     judges: LimitedJudges = field(default_factory=LimitedJudges)
     threads: ThreadGroup = field(default_factory=ThreadGroup)
 
-    def begin(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
+    def begin(self, live: PlannedRun, members: Sequence[Member], attempt: int) -> None:
         """Plan attempt number ``attempt`` for ``members`` on a thread of its own."""
         names = [member.name for member in members]
         who = ", ".join(names) if len(names) <= _NAMED else counted(len(names), "worker")
@@ -79,7 +105,7 @@ class AttemptPlanner:
         """Join the threads. What they wait for must have been woken."""
         self.threads.join(_END_SECONDS)
 
-    def _plan(self, live: LiveRun, members: Sequence[Member], attempt: int) -> None:
+    def _plan(self, live: PlannedRun, members: Sequence[Member], attempt: int) -> None:
         fault_point("broker.before_plan", run=live.run)
         made = self._make_patiently(live, members, attempt)
         if made is None:
@@ -99,7 +125,7 @@ class AttemptPlanner:
             found = self.runs.machine.runs[run]
             return found.state is RunState.PLANNING and found.attempts == attempt
 
-    def _bundle(self, live: LiveRun) -> Bundle | None:
+    def _bundle(self, live: PlannedRun) -> Bundle | None:
         """Return the bundle of ``live``, from its file if it was dropped (None: the run is over).
 
         Raises:
@@ -116,7 +142,7 @@ class AttemptPlanner:
         cause = str(error) if ours else f"planning failed inside: {type(error).__name__}: {error}"
         self.handle(PlanMade(run=run, attempt=attempt, error=cause, kind=type(error).__name__ if ours else "PlanError"))
 
-    def _make_patiently(self, live: LiveRun, members: Sequence[Member], attempt: int) -> Attempt | None:
+    def _make_patiently(self, live: PlannedRun, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return as ``_make``; while the broker's disk is full, or no descriptor is free, try again."""
         told = False
         while True:
@@ -132,7 +158,7 @@ class AttemptPlanner:
                     return None
                 self.runs.changed.wait(_FULL_AGAIN)
 
-    def _make(self, live: LiveRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
+    def _make(self, live: PlannedRun, bundle: Bundle, members: Sequence[Member], attempt: int) -> Attempt | None:
         """Return the attempt (None: a newer one has begun meanwhile)."""
         self.measure(self._unmeasured(live, members), live.job.threads)
         with self.runs.changed:
@@ -172,7 +198,7 @@ class AttemptPlanner:
             start=start,
         )
 
-    def _unmeasured(self, live: LiveRun, members: Sequence[Member]) -> list[Member]:
+    def _unmeasured(self, live: PlannedRun, members: Sequence[Member]) -> list[Member]:
         """Return the members to measure before a plan.
 
         After a loss, training waits for the plan, and a measurement takes a second, more on a busy machine. So a newcomer on the
@@ -199,7 +225,7 @@ class AttemptPlanner:
                 )
         return unknown
 
-    def _take_over(self, live: LiveRun, attempt: int, planned: Planned, bundle: Bundle) -> Start:
+    def _take_over(self, live: PlannedRun, attempt: int, planned: Planned, bundle: Bundle) -> Start:
         """Make attempt number ``attempt`` the current one: on disk, in the journal, and for reports of an older one.
 
         The caller has ``live.files``. So an older plan that is ready late changes none of that.
@@ -214,12 +240,12 @@ class AttemptPlanner:
             held = believable(self.retained.of_members(live.workers), _reached(live))
             start = start.or_live(held, bundle.graph, planned.plan).with_hashes(copied)
         self.journal(live.run, "planned", attempts=attempt, devices=len(planned.plan.devices), plan=written)
-        if live.progress is not None:
-            live.progress.settle(start.step, chain.from_iterable(live.workers.step_reports.values()))
-            live.progress.close()
+        if (progress := live.attempt.progress) is not None:
+            progress.settle(start.step, chain.from_iterable(live.workers.step_reports.values()))
+            progress.close()
         return start
 
-    def _install(self, live: LiveRun, made: Attempt, measured: set[str]) -> None:
+    def _install(self, live: PlannedRun, made: Attempt, measured: set[str]) -> None:
         """Make ``made`` the attempt of ``live`` and announce it (under ``RunTable.changed``)."""
         planned, start, routes = made.planned, made.start, self.network.routes
         assert planned is not None
@@ -243,7 +269,7 @@ class AttemptPlanner:
         self.notices.watchers(live, announced)
 
 
-def _reached(live: LiveRun) -> dict[str, int]:
+def _reached(live: PlannedRun) -> dict[str, int]:
     """Return how many steps each worker of the last plan has reported."""
-    devices = () if live.running is None else live.running.devices
-    return {name: live.times.recorded if live.progress is None else live.progress.reported(name) for name in devices}
+    devices, progress = () if live.running is None else live.running.devices, live.attempt.progress
+    return {name: live.times.recorded if progress is None else progress.reported(name) for name in devices}

@@ -19,15 +19,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
-from farflung.broker.live_run import LiveRun
+from farflung.broker.live_run import Attempt, Submission, TrainingTimes, WorkerFacts
 from farflung.broker.planning import LimitedJudges, Planned, cluster_of, plan_run, predict_plan, strangers_of
 from farflung.broker.progress import Progress
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, Stopped
+from farflung.job import JobSpec
 from farflung.job.engine_ranges import in_ranges
 from farflung.messages.submission import Bundle
 from farflung.optim import state_factor
@@ -40,6 +42,7 @@ from farflung.protocol.hosts import host_groups
 from farflung.protocol.members import Member
 from farflung.protocol.replan_timer import ReplanTimer
 from farflung.protocol.straggler_detector import Slowdown
+from farflung.telemetry.records import RunResult
 from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds, counted
 
@@ -76,6 +79,26 @@ def transfer_seconds(bundle: Bundle, old: Plan, new: Plan, topology: Topology) -
     return slowest
 
 
+class ReplannedRun(Protocol):
+    """A run for which better plans are searched."""
+
+    run: str
+    job: JobSpec
+    submission: Submission
+    attempt: Attempt
+    times: TrainingTimes
+    workers: WorkerFacts
+    result: RunResult | None
+
+    @property
+    def planned(self) -> Planned | None:
+        """The plan of the current attempt."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """The step records of the current attempt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
     """What plans are made from. ``measure`` lets members measure their devices with that many threads."""
@@ -102,14 +125,14 @@ class Replanner:
         notify: Callable[[str, str], None],
     ) -> None:
         self._machine, self._lock, self._handle, self._inputs, self._notify = machine, lock, handle, inputs, notify
-        self._runs: dict[str, LiveRun] = {}
+        self._runs: dict[str, ReplannedRun] = {}
         self._timer = ReplanTimer()
         #: run -> idle worker -> why it has no part
         self._findings: dict[str, dict[str, str]] = {}
         self._wake, self._came, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._threads: ThreadGroup | None = None
 
-    def begins(self, live: LiveRun) -> None:
+    def begins(self, live: ReplannedRun) -> None:
         """``live`` trains from now on."""
         with self._lock:
             if live.job.plan.again is False:
@@ -192,7 +215,7 @@ class Replanner:
         for name, why in due.items():
             self.search(why, (name,))
 
-    def _found(self, live: LiveRun, why: str) -> list[str]:
+    def _found(self, live: ReplannedRun, why: str) -> list[str]:
         """Store ``why`` for the workers that the run could use and does not; return those that are new among them."""
         with self._lock:
             if live.run not in self._runs or live.run not in self._machine.runs:
@@ -212,7 +235,7 @@ class Replanner:
             self._findings[live.run] = found
             return [one.name for one in idle if one.name not in known and found[one.name] == why]
 
-    def _consider(self, live: LiveRun, why: str) -> str | None:
+    def _consider(self, live: ReplannedRun, why: str) -> str | None:
         """Return why the plan stays (empty: it does not, or nobody needs to know; None: nothing has changed)."""
         with self._lock:
             planned, bundle, now = live.planned, live.submission.bundle, self._inputs.clock.now()
@@ -262,7 +285,7 @@ class Replanner:
         self._handle(BetterPlan(run=live.run, attempt=attempt, cause=cause))
         return ""
 
-    def _settled(self, live: LiveRun) -> bool:
+    def _settled(self, live: ReplannedRun) -> bool:
         """Return whether the cluster is large, and no new candidate is there since the last search (under the lock).
 
         In a large cluster a search takes seconds, and members come all the time.
@@ -270,7 +293,7 @@ class Replanner:
         chosen, able = self._able(live.run)
         return len(chosen) < len(able) and all(one.run is not None or one.name in live.workers.measured for one in chosen)
 
-    def _unmeasured(self, live: LiveRun, why: str) -> list[Member] | None:
+    def _unmeasured(self, live: ReplannedRun, why: str) -> list[Member] | None:
         """Return the idle workers to measure before a search (None: no search is needed; under the lock)."""
         able, _ = self._able(live.run)
         if live.job.plan.again == "auto" and why == _MINUTE and all(one.run is not None for one in able):
@@ -321,7 +344,7 @@ def _last_step(progress: Progress | None) -> float:
     return float(last.seconds) if last is not None else 0.0
 
 
-def _too_soon(live: LiveRun, planned: Planned) -> str:
+def _too_soon(live: ReplannedRun, planned: Planned) -> str:
     """Return why no search can pay off for a run with ``plan.again = "auto"`` (empty: it can)."""
     left = (live.job.steps - live.times.furthest) * (_last_step(live.progress) or float(planned.estimate.step_seconds))
     if live.job.plan.again != "auto" or left >= _MARGIN * _PAUSE:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from farflung.broker.live_run import LiveRun, WorkerFacts
+from farflung.broker.live_run import WorkerFacts
 from farflung.broker.run_table import RunTable
 from farflung.messages.commands import Forget
 from farflung.messages.conversions.step_reports import StepReport
@@ -70,13 +70,12 @@ class RetainedStates:
             if other.run != run:
                 other.workers.retained.pop(name, None)
 
-    def forget(self, live: LiveRun) -> None:
-        """Training has begun, or the run is over: nobody needs the retained states (under ``RunTable.changed``).
+    def forget(self, run: str, workers: WorkerFacts, training: Collection[str] = ()) -> None:
+        """Nobody needs the retained states of ``run`` (under ``RunTable.changed``).
 
-        Workers of the new attempt drop them by themselves; the others are told.
+        ``training``: the workers of the new attempt, which drop the states by themselves; the others are told.
         """
-        planned = live.planned if live.result is None else None
-        for name in set(live.workers.retained) - set(planned.plan.devices if planned is not None else ()):
-            self._send(name, Forget(run=live.run))
-        live.workers.retained.clear()
-        live.workers.step_reports.clear()
+        for name in workers.retained.keys() - set(training):
+            self._send(name, Forget(run=run))
+        workers.retained.clear()
+        workers.step_reports.clear()

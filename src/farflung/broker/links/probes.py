@@ -52,6 +52,7 @@ class LinkProbes:
         #: Held during a measurement: there is one at a time.
         self._one = threading.Lock()
         self._command: MakeProbe | None = None
+        #: Guards ``_waiting``: answers come on the threads of sessions.
         self._guard = threading.Lock()
         #: question -> who measures the link to whom, and the answer
         self._waiting: dict[int, tuple[tuple[str, str], Future[Probe]]] = {}

@@ -19,6 +19,7 @@ class PunchedPairs:
     """The first member of a pair dials. Any thread may call."""
 
     def __init__(self) -> None:
+        #: Guards all fields below: sessions report results while plans read them.
         self._lock = threading.Lock()
         #: Pairs that were told to try.
         self._allowed: set[Pair] = set()

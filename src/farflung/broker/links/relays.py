@@ -19,6 +19,7 @@ class Relays:
 
     def __init__(self, send: Callable[[str, Message], None]) -> None:
         self._send = send
+        #: Guards the next two.
         self._lock = threading.Lock()
         #: run -> relay -> pairs
         self._runs: dict[str, dict[str, list[tuple[str, str]]]] = {}

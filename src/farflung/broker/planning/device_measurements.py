@@ -52,6 +52,7 @@ class DeviceMeasurements:
         self._shares: dict[str, float] = {}
         #: The groups (name and generation of each worker) whose capacity is known, with their threads.
         self._known: set[tuple[frozenset[tuple[str, int]], int]] = set()
+        #: Guards ``_shares``, ``_hosts`` and ``_waiting``. It is never held while a worker measures.
         self._guard = threading.Lock()
         #: host -> held while the workers of the host measure
         self._hosts: dict[str, threading.Lock] = {}
@@ -84,7 +85,7 @@ class DeviceMeasurements:
         with self._guard:
             waiting = self._waiting.pop(name, None)
         if waiting is not None:
-            waiting.set()
+            waiting.set()  # the thread that asked goes on
 
     def close(self) -> None:
         """Wait for no worker any more."""

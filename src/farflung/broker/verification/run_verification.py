@@ -21,6 +21,7 @@ class RunVerification:
     def __init__(self, run: str, attempt: int, plan: Plan) -> None:
         self._run, self._attempt = run, attempt
         self._verdicts = UnitVerdicts(plan)
+        #: Guards the verdicts: reports of several workers come at the same time.
         self._lock = threading.Lock()
 
     @property
@@ -36,7 +37,7 @@ class RunVerification:
         with self._lock:
             findings = self._verdicts.report(name, report)
         events: list[tuple[int, Event]] = []
-        for finding in findings:
+        for finding in findings:  # without the lock: they are values
             unit = finding.unit
             match finding:
                 case SecondOpinion():

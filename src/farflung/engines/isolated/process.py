@@ -78,6 +78,7 @@ class Zygote:
     def __init__(self, engine: str = "torch", disk: int = 0) -> None:
         """``engine``: the name of the engine that computes. ``disk``: bytes that its processes may write into one file."""
         self.engine, self.disk = engine, disk
+        #: Guards the fields below: one request is on the control socket at a time, and one process is started.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

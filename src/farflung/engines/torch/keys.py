@@ -19,6 +19,7 @@ from farflung.ids import derive_seed
 
 __all__ = ["KeyedRandomness", "keyed_randomness", "numbered", "op_seed", "preserved", "seeded"]
 
+#: PyTorch has one default generator in a process, and several workers may compute in one. Reentrant: contexts may be nested.
 _LOCK = threading.RLock()
 
 

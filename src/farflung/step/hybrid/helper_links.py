@@ -34,6 +34,8 @@ class HelperLinks:
     def __init__(self, outbox: Outbox, lost: Callable[[str, str], None]) -> None:
         """``lost``: called with name and cause when a helper cannot be reached."""
         self._outbox, self._lost = outbox, lost
+        #: Guards both fields below. Messages are posted under it, so that none follows the last one to a helper that has left. It
+        #: is held for a short time, because these messages do not wait for room in a queue (``waits=False``).
         self._lock = threading.Lock()
         self._helpers: dict[str, _Helper] = {}
         #: All helpers so far: messages that they sent may still arrive.

@@ -64,7 +64,7 @@ class PieceSender:
 
     def post(self, device: str, stage: int, piece: SentPiece) -> None:
         """Send ``piece`` with the next frame for ``device``; never blocks."""
-        with self._lock:
+        with self._lock:  # before the message is posted: the sender thread makes it of the pieces that wait then
             self._waiting.setdefault((device, stage), deque()).append(piece)
         parcel = OutgoingMessage(
             make=lambda: self._message(device, stage),

@@ -84,11 +84,13 @@ class StateCopies:
 
     def __init__(self, context: StepContext, stages: LocalStages) -> None:
         self._context, self._stages, self._rounds = context, stages, context.setup.rounds
+        #: Guards ``_own``, ``_guarded`` and ``_interval``: the compute thread begins copies, transport threads complete them.
         self._lock = threading.Lock()
         #: The own states of the last complete interval and of the one under way.
         self._own: list[StateCopy] = []
         #: owner -> the same of its states
         self._guarded: dict[str, list[StateCopy]] = {}
+        #: owner -> the copy that it sends. No lock: one transport thread handles all copy frames of an owner.
         self._coming: dict[str, Incoming] = {}
         self._coder = Coder()
         self._threads = ThreadGroup()
@@ -140,6 +142,7 @@ class StateCopies:
             self._begin(guards, copy, None if base is None or before is None else (base.step, before.read(base.states)))
 
     def _begin(self, guards: Sequence[str], copy: StateCopy, base: Version | None) -> None:
+        # a thread of its own: ``post`` waits while the queue of a slow link is full, and the compute thread must not
         self._threads.spawn(f"copies-{self._context.setup.device}", self._send, guards, copy, base)
 
     def close(self) -> None:

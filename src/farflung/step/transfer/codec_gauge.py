@@ -22,6 +22,7 @@ __all__ = ["CodecGauge"]
 
 #: Of the time of encoding, what measuring errors may take.
 _SHARE = 0.01
+#: Elements that are compared at once in float64, so that a large value is not copied as a whole.
 _RUN = 1 << 16
 
 Made = TypeVar("Made")

@@ -59,6 +59,7 @@ class FrameLog:
 
     def __init__(self, trace: SpanRing) -> None:
         self._trace = trace
+        #: Guards the next two.
         self._lock = threading.Lock()
         #: Arrivals that wait for their frame, by sender and size: frames of one size and urgency are decoded in order.
         self._arrivals: dict[tuple[str, int], deque[Arrival]] = {}

@@ -31,6 +31,7 @@ __all__ = ["LinkUse", "MakeMessage", "Outbox", "OutgoingMessage"]
 #: Builds a message on the sender's thread (this is where a codec runs). None: an earlier message already carried the content.
 MakeMessage = Callable[[], Message | None]
 
+#: Frames that wait for one peer in one urgency; a full queue stops the sender, so memory is bounded.
 _QUEUE_FRAMES = 6
 #: For all sender threads together: no run waits longer for the threads of the last one.
 _CLOSE_SECONDS = 2.0
@@ -88,7 +89,8 @@ class Outbox:
         self._trace = trace or SpanRing()
         self._on_error = on_error
         self._meter = TrafficMeter()
-        #: Guards what follows. Those who post or flush wait for ``_changed``, and a sender thread for its lane's ``news``.
+        #: Guards all fields below but ``_peers`` and ``threads``. Those who post or flush wait for ``_changed``, and a sender
+        #: thread for its lane's ``news``. Sender threads encode and send without the lock: that takes long.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._error: BaseException | None = None
@@ -260,6 +262,6 @@ class Outbox:
             first = error is not None and self._error is None
             self._error = self._error or error
             self._changed.notify_all()
-        if first and error is not None:
+        if first and error is not None:  # without the lock: ``on_error`` may call this outbox
             self.abort(error)
             self._on_error(error)

@@ -42,6 +42,7 @@ __all__ = ["MakeValue", "SampleCache", "numbered", "packed_value"]
 #: Makes a value's message from its array, payload and sections; run, key and source are given already.
 MakeValue = Callable[..., Value]
 
+#: Samples of one message, and bytes of a sample's number in it.
 _MOST_SAMPLES = 1 << 20
 _ID_BYTES = 8
 
@@ -61,6 +62,7 @@ class SampleCache:
         self._setup, self._made = setup, made
         #: Whether any link of the plan remembers: then values carry the numbers of their samples.
         self.on = remembers(setup.plan)
+        #: Guards the fields below. Each table has a lock of its own, because values are coded under that.
         self._lock = threading.Lock()
         self._tables: dict[Route, _Table] = {}
         #: (stage, step, micro-batch) -> source stage (one more than all: its own data) -> numbers
@@ -109,7 +111,7 @@ class SampleCache:
             finally:
                 with self._lock:
                     self._pending -= 1
-                self._made()
+                self._made()  # without the lock: the thread that it wakes asks ``settled`` under the lock of the inbox
 
         return encode
 

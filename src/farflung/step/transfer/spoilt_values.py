@@ -25,6 +25,7 @@ class SpoiltValues:
     """Transport threads call ``check``, the compute thread asks."""
 
     def __init__(self) -> None:
+        #: Guards the next two. Arrays are checked before it is taken: that takes long.
         self._lock = threading.Lock()
         #: step -> the peer; ``_passed_on``: of sums that the peer made of what others sent to it
         self._first: dict[int, str] = {}

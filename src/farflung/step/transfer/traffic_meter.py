@@ -25,9 +25,13 @@ class TrafficMeter:
     """Adds up what each step sends, and reports the sum once all frames of the step have been encoded. Any thread may call."""
 
     def __init__(self) -> None:
+        #: Guards all fields below. Reports are called after it was released: they take locks of their own.
         self._lock = threading.Lock()
+        #: step -> what it has sent so far
         self._use: dict[int, LinkUse] = {}
+        #: step -> frames that wait to be encoded
         self._open: dict[int, int] = {}
+        #: step -> who asked for its sum
         self._waiting: dict[int, Callable[[LinkUse], None]] = {}
         #: The first step whose sum has not been asked for.
         self._next = 0

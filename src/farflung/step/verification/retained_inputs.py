@@ -21,6 +21,7 @@ class RetainedInputs:
 
     def __init__(self, send: Callable[[str, Unit, UnitInputArrays | None], None]) -> None:
         self._send = send
+        #: Guards all fields below. Answers are sent after it was released: the outbox has a lock of its own.
         self._lock = threading.Lock()
         self._own: dict[Unit, UnitInputArrays] = {}
         self._verified: dict[Unit, UnitInputArrays] = {}
@@ -50,7 +51,7 @@ class RetainedInputs:
             self._answered = {one for one in self._answered if one[1].step > step - 8 * _STEPS}
             due = sorted(one for one in self._early if one[1].step <= step)
             self._early.difference_update(due)
-        for peer, unit in due:
+        for peer, unit in due:  # ``wanted`` takes the lock
             self.wanted(peer, unit)
 
     def wanted(self, peer: str, unit: Unit) -> None:

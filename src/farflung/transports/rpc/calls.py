@@ -38,6 +38,7 @@ class Call:
         #: Whether somebody still waits for the answer.
         self.active = True
         self._threads = threads
+        #: Guards ``active`` and the actions, so that each action runs once; they run without it.
         self._lock = threading.Lock()
         self._actions: list[Callable[[], None]] = []
 

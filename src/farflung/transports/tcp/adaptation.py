@@ -191,6 +191,7 @@ class Cap:
         self.rate: float | None = None
         #: When the next message may go, in monotonic seconds.
         self.free_at = 0.0
+        #: Senders of all links add to ``free_at`` at the same time.
         self._lock = threading.Lock()
 
     def limit(self, rate: float | None) -> None:

@@ -177,6 +177,7 @@ class Connection:
         self._resting = self.padded = False
         self._breather = Breather() if self.congestion == "bbr" else None
         self._link = link
+        #: Monotonic seconds.
         self._wrote_at = 0.0
         #: Bytes per second that congestion control takes its way for (0: it does not say).
         self.believed = 0.0
@@ -311,6 +312,7 @@ class Connection:
                 return _PAUSE_MS  # to see when the next round trip is taken
         if self._resting:
             return _PAUSE_MS
+        # the kernel's round trip is in microseconds; what is returned, in milliseconds
         settled = self._wrote_at + 1.5 * view.round_trip / 1e6 + _PAUSE_MS / 1e3
         return min(max(1e3 * (settled - now), 1.0), _POLL_MS) if settled > now else _POLL_MS
 

@@ -86,7 +86,9 @@ class TcpEndpoint:
         self._links: dict[str, TcpLink] = {}
         #: What the last links that are over knew.
         self._past: dict[str, LinkStatistics] = {}
+        #: How many connections are greeted at once, each on a thread.
         self._greeting = threading.Semaphore(_MAX_GREETING)
+        #: When a refusal was logged last (monotonic seconds).
         self._refused_at = -math.inf
         #: Connections that this side dials, and connections that it accepted and greets.
         self.unfinished, self.greeted = Unfinished(), Unfinished()
@@ -345,7 +347,7 @@ class TcpEndpoint:
         """
         with self._lock:
             leaving = self._links.get(peer)
-        if leaving is not None:
+        if leaving is not None:  # without the lock: it may wait for the end of the link
             leaving.let_go()
         with self._lock:
             if self._closing.is_set():

@@ -33,6 +33,7 @@ class Lanes:
         """Let ``frame`` be handled after those of its lane. Not thread-safe."""
         if lane not in self._lines:
             line = self._lines[lane] = queue.SimpleQueue()
+            # one thread for each urgency: a handler that waits delays only the frames of its own
             self._threads.spawn(f"frames-{self._peer}-{Urgency(lane).name.lower()}", self._serve, lane, line)
         self._lines[lane].put(frame)
 

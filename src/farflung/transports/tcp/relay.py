@@ -153,13 +153,16 @@ class Forwarder:
         ``gather_seconds``: with many connections, messages wait for others for so long and are moved together.
         """
         self._idle_seconds, self._ended, self._gather_seconds = idle_seconds, ended, gather_seconds
+        #: Guards the next three. The thread closes sockets only after it has removed them, so those that others find are open.
         self._lock = threading.Lock()
+        #: Connections that the thread has yet to register.
         self._new: list[Splice] = []
         #: The connections that are forwarded now.
         self.splices: set[Splice] = set()
         self._carried: dict[tuple[str, str], int] = {}
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        #: A byte in here wakes the thread, which waits for sockets.
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -314,6 +317,7 @@ class Parked:
     sock: socket.socket
     caller: str
     target: str
+    #: Monotonic seconds.
     until: float
 
 
@@ -322,8 +326,11 @@ class Desk:
 
     def __init__(self) -> None:
         self.forwarder = Forwarder()
+        #: Guards all fields below. It is released before the forwarder is asked, which has a lock of its own.
         self._lock = threading.Lock()
+        #: run -> the pairs that it may be relayed for
         self._allowed: dict[str, frozenset[Pair]] = {}
+        #: token -> the caller that waits
         self._parked: dict[str, Parked] = {}
         self._closed = False
 

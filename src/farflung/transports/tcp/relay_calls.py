@@ -84,9 +84,11 @@ class Relaying:
         """``timeout``: seconds in which a relay, or the peer that it calls, must answer."""
         self.desk = Desk()
         self._host, self._tls, self._unfinished, self._timeout = host, tls, unfinished, timeout
+        #: Guards the next two; links are kept without it, because that may dial.
         self._lock = threading.Lock()
         #: peer -> relays, the best first (one that failed goes to the end)
         self._through: dict[str, tuple[str, ...]] = {}
+        #: When the links to relays are kept next (monotonic seconds).
         self._keep_at = 0.0
 
     def use(self, peer: str, relays: Sequence[str]) -> None:

@@ -144,6 +144,7 @@ class Unfinished:
     """Connections that are being dialled or greeted: ``stop`` ends them at once instead of at their timeouts."""
 
     def __init__(self) -> None:
+        #: Guards both fields below: a connection is cut only while it is guarded, so no other file has its number by then.
         self._lock = threading.Lock()
         self._stopped = False
         #: connection -> until when it may last (monotonic seconds)

@@ -30,8 +30,11 @@ _PINGS = 8
 _SECONDS, _ROUND_TRIPS, _MOST_SECONDS = 2.4, 30, 12.0
 #: A link whose last third carried more than this many times what its middle third did is still opening its window.
 _GROWTH = 1.03
+#: Seconds between two looks at the oldest frame; measuring points that a rate needs; seconds over which a rate is taken.
 _LOOK, _LEAST_MARKS, _WINDOW_SECONDS = 0.01, 6, 0.8
+#: Bytes of the first frame, and of any other one at least and at most.
 _FIRST, _LEAST, _MOST = 128 << 10, 32 << 10, 32 << 20
+#: Frames on their way: a second one keeps the link busy while the first one is confirmed.
 _WINDOW = 2
 
 

@@ -55,6 +55,7 @@ class Punching:
         """``take_in`` greets a peer that comes over a connection, and owns it."""
         self._broker, self._report, self._take_in, self._log = broker, report, take_in, log
         self._threads = ThreadGroup()
+        #: Guards the next three; turns are acquired after it was released, because that waits.
         self._lock = threading.Lock()
         self._closed = threading.Event()
         #: peer -> who waits for a connection with it
@@ -84,7 +85,7 @@ class Punching:
         with self._lock:
             if self._closed.is_set():
                 raise ConnectionLost(f"cannot reach {peer} by hole punching: this worker is leaving")
-            self._dials[peer] = found
+            self._dials[peer] = found  # before the report: the broker's order may come at once
         reached = False
         try:
             self._report(PunchWanted(peer=peer))
