@@ -63,11 +63,12 @@ def test_another_process_waits_and_exports(two: Loopback, home: Path) -> None:
         assert [one.run for one in later.runs()] == [name]
         assert run.status.over
         truth = plainly(load_job(home / "job.toml"), home)[1]
-        assert same({name: run.state_dict()[name] for name in truth.states}, truth.states) == []
-        assert "head.weight" in run.state_dict(), "a tied parameter has all its names"
-        assert all(torch.equal(value, torch.from_numpy(run.state_dict()[key])) for key, value in run.tensors().items())
-        assert all(torch.equal(value, result.tensors()[key]) for key, value in run.tensors().items())
-        assert result.state_dict().keys() == run.state_dict().keys() == result.tensors().keys()
+        states, tensors, of_result = run.state_dict(), run.tensors(), result.tensors()  # each call reads the checkpoint
+        assert same({name: states[name] for name in truth.states}, truth.states) == []
+        assert "head.weight" in states, "a tied parameter has all its names"
+        assert all(torch.equal(value, torch.from_numpy(states[key])) for key, value in tensors.items())
+        assert all(torch.equal(value, of_result[key]) for key, value in tensors.items())
+        assert result.state_dict().keys() == states.keys() == of_result.keys()
         for lacking in (lambda: result.graph, result.model):
             with pytest.raises(InputError, match=rf"^the (graph|module) of {name} is not in this process: "):
                 lacking()

@@ -75,7 +75,7 @@ def test_what_libfuzzer_says_is_the_fault() -> None:
     assert describe_end(-11, "") == "SIGSEGV: no words"
 
 
-@pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_operators_withstand_the_fuzzer(seconds: float) -> None:
     report = FuzzGraphs().run(FuzzGraphsSettings(seconds=seconds), lambda _: None)
     assert report.figures["faults"] == []
