@@ -188,6 +188,25 @@ def test_after_the_death_of_a_rank_that_computes_with_another(tmp_path: Path) ->
     assert [name for name in theirs if not np.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-3)] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
+def test_sites_synchronize_as_workers_with_one_device_do(tmp_path: Path, strategy: str) -> None:
+    """Each replica has one micro-batch, whatever speeds were measured. Both ranks own parameters."""
+    changes = {"plan": {"replicas": 2}, "sync": {"strategy": strategy, "settings": {"sync_every": 2}}}
+    found: list[Finished] = []
+    for names in ("ab", "AB"):
+        home = tmp_path / f"of {len(found)}"
+        home.mkdir()
+        with sites(home, names) as cluster:
+            found.append(cluster.run(text_job(**CHANGES | {"micro_batch_sizes": [3, 3]} | changes)))
+        assert found[-1].result.status == "finished", found[-1].result.cause
+        (stage,) = plan_of(RunFolder(found[-1].folder)).stages
+        assert [(one.first, one.end) for one in stage.replicas] == [(0, 1), (1, 2)]
+    ours, theirs = found
+    assert ours.losses == theirs.losses
+    assert same(theirs.tensors(STEPS), ours.tensors(STEPS)) == []
+
+
 class Sites(Patient):
     """Whose workers are sites of two ranks."""
 
