@@ -36,7 +36,7 @@ for _module, _name in {
     "training.environments": "Environments",
     "training.exactness": "Exactness",
     "papers.fusionllm": "FusionLlm",
-    "training.loss_study.fusionllm_loss": "FusionLlmLoss",
+    "training.fusionllm_loss": "FusionLlmLoss",
     "papers.hybrid_ps": "HybridPsBench",
     "faults.fuzz": "Fuzz",
     "faults.fuzz_decoders": "FuzzDecoders",

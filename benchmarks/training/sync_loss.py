@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.base import Check, Report, Say, Settings
-from benchmarks.training.sync_loss_networks import SyncLossSettings, network_of
+from benchmarks.training.sync_loss_networks import MODELS, SyncLossSettings, TrainedNetwork, network_of
 from farflung.errors import InputError
 from farflung.job.spec import OptimizerSpec
 from farflung.sync import LayerInfo, World, get_strategy, mean_step_seconds
@@ -198,7 +198,7 @@ def _curve(
     (step, whole), share = clock, exchange_share(settings)
     found: list[dict[str, Any]] = [{"losses": [], "divergences": []} for _ in range(settings.points)]
     for seed in range(settings.seed, settings.seed + settings.seeds):
-        network = network_of(settings, task, seed)
+        network = _network(settings, task, seed)
         start = network.start()
         optimizer = OptimizerSpec(name="adamw", lr=settings.image_lr if task in _OF_IMAGES else settings.lr)
         layers = tuple(
@@ -220,6 +220,14 @@ def _curve(
             point["losses"].append(network.held_out(mean))
             point |= {"seconds": steps * step if whole is None else whole * part, "steps": steps}
     return [point | {"loss": fmean(point["losses"]), "divergence": fmean(point["divergences"])} for point in found]
+
+
+def _network(settings: SyncLossSettings, task: str, seed: int) -> TrainedNetwork:
+    if task not in MODELS:
+        return network_of(settings, task, seed)
+    from benchmarks.training.sync_loss_models import torch_network
+
+    return torch_network(settings, task, seed)
 
 
 def time_to_loss(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:

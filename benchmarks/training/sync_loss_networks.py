@@ -15,11 +15,12 @@ from benchmarks.training.sync_strategies import ByteNetwork, SyncStrategiesSetti
 from farflung.errors import InputError
 from farflung.testing.replicas import Layers
 
-__all__ = ["TASKS", "PixelNetwork", "SyncLossSettings", "TrainedNetwork", "network_of"]
+__all__ = ["MODELS", "TASKS", "PixelNetwork", "SyncLossSettings", "TrainedNetwork", "network_of"]
 
 Array = npt.NDArray[Any]
-#: Networks by name: in NumPy, and in PyTorch.
-TASKS = ("text", "images", "gpt", "resnet-18")
+#: Networks by name: in NumPy, and in PyTorch (``sync_loss_models``).
+TASKS = ("text", "images")
+MODELS = ("gpt", "resnet-18")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class SyncLossSettings(Settings):
 
     ``periods``: values of H. One has its curves at equal time. Several have theirs at equal steps (``asc_steps``), as in
     DreamDDP's Figures 10 to 14, and the time of a step is predicted for links with x = 1 at the first one.
-    ``tasks``: networks (``TASKS``). ``text``, ``held_text``: files of text (empty: Python's own sources, and their last tenth).
+    ``tasks``: networks (``TASKS``, ``MODELS``). ``text``, ``held_text``: texts (empty: Python's sources, and their last tenth).
     ``images``: a folder with ``train`` and ``test``, in each a folder per class (empty: no tasks of images). ``measured``: the
     JSON of ``sync-network``, or, for several periods, of ``dreamddp``, and ``model`` in it (empty: predicted, at x = 1).
     ``asc_steps``: how many steps of ASC-WFBP the time is enough for. ``lr``, ``image_lr``: AdamW's rates, constant and the same
@@ -121,7 +122,7 @@ class PixelNetwork:
 
 
 def network_of(settings: SyncLossSettings, task: str, seed: int) -> TrainedNetwork:
-    """The network of a task.
+    """The network of a task in NumPy.
 
     Raises:
         InputError: the task is unknown, or its data are missing.
@@ -131,11 +132,7 @@ def network_of(settings: SyncLossSettings, task: str, seed: int) -> TrainedNetwo
     if task == "text":
         small = SyncStrategiesSettings(samples=settings.samples, width=settings.width, hidden_layers=settings.hidden)
         return ByteNetwork(small, _text(settings.text), seed, held=_text(settings.held_text) if settings.held_text else b"")
-    if task not in TASKS:
-        raise InputError(f"unknown task {task!r}: known are {', '.join(TASKS)}")
-    from benchmarks.training.sync_loss_models import torch_network
-
-    return torch_network(settings, task, seed)
+    raise InputError(f"unknown task {task!r}: known are {', '.join((*TASKS, *MODELS))}")
 
 
 def _text(path: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -210,6 +210,19 @@ def test_the_table_of_losses_for_several_periods() -> None:
         label = name.replace("`", "")
         assert seconds == f"{found['step_seconds'][label]:.1f}"
         assert losses == [f"{found['curves'][task][label][-1]['loss']:.3f}" for task in ("text", "images")]
+
+
+def test_the_table_of_losses_on_32_members() -> None:
+    table = rows(section("sync-loss"), 6)
+    found = {task: figures(f"sync-loss-32-{task}") for task in ("text", "images")}
+    assert len(table) == sum(len(one["step_seconds"]) for one in found.values())
+    for task, name, seconds, loss, divergence, whole in table:
+        label, one = name.replace("`", ""), found[task]
+        points = one["curves"][task][label]
+        assert seconds == f"{one['step_seconds'][label]:.2f}"
+        assert loss == f"{points[-1]['loss']:.3f}"
+        assert divergence == f"{fmean(point['divergence'] for point in points):.2f}"
+        assert whole == f"{one['time_to_loss'][task][label]:.0f}"
 
 
 def test_the_table_of_the_losses_of_fusionllm() -> None:

@@ -1,9 +1,8 @@
-"""The benchmarks ``loss-study`` and ``fusionllm-loss``: how codecs change the loss of real training.
+"""The benchmark ``loss-study``: how codecs change the loss of real training, over several seeds.
 
 ``settings``     what ``--set`` changes
 ``tasks``        the models and their data
 ``runs``         one training under one codec
-``loss_study``   the benchmark ``loss-study``, over several seeds
-``fusionllm_loss``  the benchmark ``fusionllm-loss``: Figure 8 of FusionLLM
+``loss_study``   the benchmark
 ``plot``         its figure
 """

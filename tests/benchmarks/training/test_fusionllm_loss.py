@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.base import override
-from benchmarks.training.loss_study.fusionllm_loss import FusionLlmLoss, FusionLlmLossSettings, chain_seconds, codec_values
+from benchmarks.training.fusionllm_loss import FusionLlmLoss, FusionLlmLossSettings, chain_seconds, codec_values
 from farflung.cluster import Topology
 from farflung.errors import InputError
 
