@@ -1,7 +1,7 @@
 """``fusionllm-loss``: training losses of FusionLLM's Figure 8: dense, uniform top-k and AdaTopK on the links of a testbed.
 
-A stage for each device of OP-Fence's chain (``papers.fusionllm_text``), or for each block where there are fewer blocks. Values
-are compressed forwards and backwards as in the paper: the same ratio for all links, or equation (7) with the text's factor 3, both
+A stage for each device of OP-Fence's chain (``papers.fusionllm_text``), or for each block if those are fewer. Values are
+compressed forwards and backwards as in the paper: the same ratio for all links, or equation (7) with the text's factor 3, both
 with positions as int64. The models have the paper's blocks and fewer channels, so that two cores can train them.
 """
 
