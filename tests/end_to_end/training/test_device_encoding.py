@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
+from farflung.engines.base import Array
 from farflung.engines.encoded_value import EncodedValue
+from farflung.graph.cut import Edge
 from farflung.step.transfer.value_transfer import StepRoutes
 from tests.support.runs.loopback import Loopback, captured, text_job
 from tests.support.runs.played_runs import play
@@ -15,9 +18,14 @@ from tests.support.runs.played_runs import play
 def test_a_run_is_the_same_wherever_values_are_encoded(two: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bool] = []
     send = StepRoutes.send
-    monkeypatch.setattr(
-        StepRoutes, "send", lambda *given, **more: (sent.append(isinstance(given[3], EncodedValue)), send(*given, **more))
-    )
+
+    def counting(
+        self: StepRoutes, micro_batch: int, results: Sequence[tuple[Edge, Array | EncodedValue]], *, gradient: bool
+    ) -> None:
+        sent.extend(isinstance(value, EncodedValue) for _, value in results)
+        send(self, micro_batch, results, gradient=gradient)
+
+    monkeypatch.setattr(StepRoutes, "send", counting)
 
     def steps(encoder: str) -> list[tuple[float, dict[str, int], set[str]]]:
         codec = {"name": "int4", "rounding": "stochastic", "rotate": True, "encoder": encoder}

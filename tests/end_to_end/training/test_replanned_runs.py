@@ -13,6 +13,7 @@ from farflung.broker.attempts import replanner
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
 from farflung.broker.live_run import TrainingTimes, WorkerFacts
+from farflung.broker.planning import LimitedJudges
 from farflung.broker.straggler_monitor import StragglerMonitor
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
@@ -34,7 +35,7 @@ from tests.support.runs.loopback import Loopback, plainly, same, states_of, text
 INPUTS = replanner.PlanInputs(
     links=LinkTable(),
     reachability=Reachability(lambda name, frame: None, None),
-    judge=None,
+    judges=LimitedJudges(),
     measure=lambda members, threads: None,
 )
 
