@@ -87,4 +87,5 @@ PICTURES: dict[str, Callable[[Results], list[Panel]]] = {
     "joining": _joining,
     "kept": _kept,
     "takeover": _takeover,
+    "verification": _verification,
 }
