@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from secrets import token_hex
+from typing import Protocol
 
 from farflung.broker.planning.attempt_start import Start
 from farflung.broker.planning.planned import Planned
@@ -34,6 +35,7 @@ from farflung.telemetry.records import Record, RelayedRecord, RunResult
 
 __all__ = [
     "Attempt",
+    "AttemptedRun",
     "HelpedRun",
     "LiveRun",
     "RunRecords",
@@ -217,6 +219,25 @@ class HelpedRun:
     run: str
     planned: Planned | None
     graph: Graph | None
+
+
+class AttemptedRun(Protocol):
+    """What those need of a run that watch its current attempt. ``LiveRun`` is one."""
+
+    run: str
+    job: JobSpec
+    submission: Submission
+    attempt: Attempt
+    workers: WorkerFacts
+    result: RunResult | None
+
+    @property
+    def planned(self) -> Planned | None:
+        """The plan of the current attempt."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """The step records of the current attempt."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,6 +6,8 @@ After a loss, training waits for the plan: nobody is measured whose speed is kno
 from __future__ import annotations
 
 import errno
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +18,14 @@ import pytest
 from farflung.broker.attempts import planner
 from farflung.broker.planning import run_planner
 from farflung.broker.planning.device_measurements import DeviceMeasurements
+from farflung.cluster import Topology
 from farflung.engines.base import DeviceReport
 from farflung.engines.torch.engine import TorchEngine
+from farflung.errors import FarflungError, Stopped
+from farflung.graph.ir import Graph
+from farflung.job import JobSpec
+from farflung.plan import Plan
+from farflung.planners import Evaluate, get_planner
 from farflung.protocol.members import Member
 from farflung.telemetry import StepRecord
 from farflung.thread_group import ThreadGroup
@@ -89,6 +97,39 @@ def test_a_planner_that_fails_is_named(home: Path, monkeypatch: pytest.MonkeyPat
     with Loopback(home, 1) as cluster:
         found = cluster.run(text_job(steps=2))
     assert found.result.cause == "the planner equal_compute failed: ValueError: no route"
+
+
+def test_the_planner_of_a_stopped_run_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner can't be interrupted, but its next prediction ends it."""
+    begun, ended = threading.Event(), list[BaseException]()
+    real = get_planner("equal_compute")
+
+    class Endless:
+        name = "endless"
+        evaluate: Evaluate
+
+        def judged_by(self, evaluate: Evaluate) -> Endless:
+            self.evaluate = evaluate
+            return self
+
+        def plan(self, graph: Graph, topology: Topology, *, job: JobSpec) -> Plan:
+            plan, end = real.plan(graph, topology, job=job), time.monotonic() + 20
+            try:
+                while time.monotonic() < end:
+                    self.evaluate(plan)
+                    begun.set()
+            except FarflungError as error:
+                ended.append(error)
+                raise
+            return plan
+
+    monkeypatch.setattr(run_planner, "get_planner", lambda name: Endless())
+    with Loopback(home, 1) as cluster:
+        bundle, _ = cluster.submit(text_job(steps=2))
+        assert begun.wait(20)
+        cluster.client.stop(bundle.run, now=True)
+        until(lambda: ended)
+    assert isinstance(ended[0], Stopped)
 
 
 def test_after_a_loss_a_newcomer_counts_as_fast_as_its_neighbor(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

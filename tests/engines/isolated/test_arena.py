@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from farflung.engines.isolated import arena
-from farflung.engines.isolated.arena import Arena, Slot, make_file
+from farflung.engines.isolated.arena import Slot
 from farflung.errors import GraphError, MemoryExceeded, WireError
 from farflung.memory_budget import MemoryBudget
-
-
-@dataclass
-class Ends:
-    worker: Arena
-    other: Arena
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    file = make_file(1 << 20)
-    made = Ends(Arena(file, 0), Arena(file, 1))
-    os.close(file)
-    yield made
-    made.worker.close()
-    made.other.close()
-
+from tests.support.engines.arena_ends import ArenaEnds
 
 GRID = np.arange(24, dtype=np.float32).reshape(4, 6)
 
@@ -51,7 +31,7 @@ GRID = np.arange(24, dtype=np.float32).reshape(4, 6)
     ],
     ids=["whole", "transposed", "gaps", "broadcast", "reversed", "scalar", "empty", "bfloat16", "complex", "big-endian"],
 )
-def test_arrays_keep_values_and_layout(array: np.ndarray, ends: Ends) -> None:
+def test_arrays_keep_values_and_layout(array: np.ndarray, ends: ArenaEnds) -> None:
     slot = ends.worker.write(array)
     for found in (ends.other.view(slot), ends.other.copy(slot, MemoryBudget())):
         assert found.dtype == array.dtype.newbyteorder("=")
@@ -60,7 +40,7 @@ def test_arrays_keep_values_and_layout(array: np.ndarray, ends: Ends) -> None:
             assert found.strides == array.strides
 
 
-def test_a_copy_does_not_change_with_the_memory(ends: Ends) -> None:
+def test_a_copy_does_not_change_with_the_memory(ends: ArenaEnds) -> None:
     slot = ends.other.write(GRID)
     copy = ends.worker.copy(slot, MemoryBudget())
     ends.other.begin()
@@ -83,12 +63,12 @@ def test_a_copy_does_not_change_with_the_memory(ends: Ends) -> None:
         Slot("float32", (1 << 63,), (0,), 1 << 19),
     ],
 )
-def test_slots_outside_of_the_other_half_are_refused(slot: Slot, ends: Ends) -> None:
+def test_slots_outside_of_the_other_half_are_refused(slot: Slot, ends: ArenaEnds) -> None:
     with pytest.raises(WireError, match="the process that computes answered with an array"):
         ends.worker.copy(slot, MemoryBudget())
 
 
-def test_the_copies_of_a_message_take_no_more_than_the_half(ends: Ends) -> None:
+def test_the_copies_of_a_message_take_no_more_than_the_half(ends: ArenaEnds) -> None:
     """A thousand names for one place would cost the worker a thousand times the memory that it shares."""
     slot = ends.other.write(np.ones(100_000, np.uint8))
     for _ in range(2):
@@ -100,20 +80,20 @@ def test_the_copies_of_a_message_take_no_more_than_the_half(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("slot", [Slot("uint8", (1 << 40,), (0,), 1 << 19), Slot("float32", (4,), (1,), 1 << 19)])
-def test_a_message_is_bytes_of_the_half(slot: Slot, ends: Ends) -> None:
+def test_a_message_is_bytes_of_the_half(slot: Slot, ends: ArenaEnds) -> None:
     """A terabyte of one byte over and over lies in one byte."""
     with pytest.raises(WireError, match="the process that computes answered with a message that is none"):
         ends.worker.read_bytes(slot)
 
 
-def test_a_half_that_is_full_and_types_that_are_not_known(ends: Ends) -> None:
+def test_a_half_that_is_full_and_types_that_are_not_known(ends: ArenaEnds) -> None:
     with pytest.raises(GraphError, match=r"a message of .* exceeds the shared memory of"):
         ends.worker.write(np.zeros(1 << 20, np.uint8))
     with pytest.raises(GraphError, match=r"element type 'str\d+' is not known; known are float64"):
         ends.worker.write(np.array(["text"]))
 
 
-def test_pages_that_no_message_needs_go_back(ends: Ends) -> None:
+def test_pages_that_no_message_needs_go_back(ends: ArenaEnds) -> None:
     ends.worker.write(np.ones(400_000, np.uint8))
     before = ends.worker.resident
     for _ in range(128):
@@ -123,7 +103,7 @@ def test_pages_that_no_message_needs_go_back(ends: Ends) -> None:
     assert ends.worker.resident < before / 4
 
 
-def test_what_is_copied_out_counts_in_the_budget_while_it_lives(ends: Ends) -> None:
+def test_what_is_copied_out_counts_in_the_budget_while_it_lives(ends: ArenaEnds) -> None:
     budget = MemoryBudget(3 * GRID.nbytes)
     slot = ends.other.write(GRID)
     copies = [ends.worker.copy(slot, budget) for _ in range(2)]
@@ -134,7 +114,7 @@ def test_what_is_copied_out_counts_in_the_budget_while_it_lives(ends: Ends) -> N
     assert budget.used == GRID.nbytes
 
 
-def test_a_full_budget_names_the_remedy(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_budget_names_the_remedy(ends: ArenaEnds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "_WAIT", 0.0)
     with pytest.raises(
         MemoryExceeded, match=r"^what the process that computes gives needs 96 B, .*offer more memory \(--memory\)$"
@@ -142,7 +122,7 @@ def test_a_full_budget_names_the_remedy(ends: Ends, monkeypatch: pytest.MonkeyPa
         ends.worker.copy(ends.other.write(GRID), MemoryBudget(90))
 
 
-def test_all_pages_go_back_after_large_messages(ends: Ends) -> None:
+def test_all_pages_go_back_after_large_messages(ends: ArenaEnds) -> None:
     ends.worker.write(np.ones(400_000, np.uint8))
     assert ends.worker.resident >= 400_000
     ends.worker.release()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -12,32 +10,17 @@ import pytest
 
 from farflung.codecs import get_codec
 from farflung.engines.encoded_value import EncodedValue
-from farflung.engines.isolated.arena import Arena, make_file
 from farflung.engines.isolated.encoded import Encoded, copy_encoded, write_encoded
 from farflung.errors import WireError
 from farflung.memory_budget import MemoryBudget
 from farflung.wire.arrays import compact
+from tests.support.engines.arena_ends import ArenaEnds
 
 GRID = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
 
 
-@dataclass
-class Ends:
-    worker: Arena
-    other: Arena
-
-    def copied(self, found: Encoded) -> EncodedValue:
-        return copy_encoded(found, lambda slot: self.worker.copy(slot, MemoryBudget()))
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    file = make_file(1 << 20)
-    made = Ends(Arena(file, 0), Arena(file, 1))
-    os.close(file)
-    yield made
-    made.worker.close()
-    made.other.close()
+def copied(ends: ArenaEnds, found: Encoded) -> EncodedValue:
+    return copy_encoded(found, lambda slot: ends.worker.copy(slot, MemoryBudget()))
 
 
 def encoded(array: np.ndarray, codec: str, *, beside: bool = False) -> EncodedValue:
@@ -48,11 +31,11 @@ def encoded(array: np.ndarray, codec: str, *, beside: bool = False) -> EncodedVa
 
 @pytest.mark.parametrize("codec", ["int4", "topk"])
 @pytest.mark.parametrize("array", [GRID, GRID.T, np.broadcast_to(GRID[:1], (5, 64))], ids=["whole", "transposed", "broadcast"])
-def test_values_come_back_as_they_are(array: np.ndarray, codec: str, ends: Ends) -> None:
+def test_values_come_back_as_they_are(array: np.ndarray, codec: str, ends: ArenaEnds) -> None:
     for beside in (False, True):
         value = encoded(array, codec, beside=beside)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(write_encoded(ends.other, value)), type=Encoded)
-        back = ends.copied(sent)
+        back = copied(ends, sent)
         assert (back.meta, back.seconds) == (value.meta, 0.5)
         assert back.payload.to_bytes() == value.payload.to_bytes()
         assert (back.array is not None) == beside
@@ -84,13 +67,13 @@ SPOILT: dict[str, Callable[[Encoded], Encoded]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_parts_that_do_not_belong_together_are_refused(spoil: Callable[[Encoded], Encoded], ends: Ends) -> None:
+def test_parts_that_do_not_belong_together_are_refused(spoil: Callable[[Encoded], Encoded], ends: ArenaEnds) -> None:
     sent = write_encoded(ends.other, encoded(GRID, "int8"))
     with pytest.raises(WireError, match="the process that computes answered with"):
-        ends.copied(spoil(sent))
+        copied(ends, spoil(sent))
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
-def test_seconds_that_are_no_duration_count_as_none(seconds: float, ends: Ends) -> None:
+def test_seconds_that_are_no_duration_count_as_none(seconds: float, ends: ArenaEnds) -> None:
     sent = write_encoded(ends.other, encoded(GRID, "int8"))
-    assert ends.copied(msgspec.structs.replace(sent, seconds=seconds)).seconds == 0.0
+    assert copied(ends, msgspec.structs.replace(sent, seconds=seconds)).seconds == 0.0

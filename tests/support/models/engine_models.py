@@ -57,20 +57,23 @@ def gpt2(layers: int = 2, width: int = 32, **options: Any) -> Made:
     return WithLoss(GPT2LMHeadModel(config)), text_batch
 
 
+LLAMA_SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LENGTH,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
 def llama() -> Made:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=LENGTH,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    config = LlamaConfig(**LLAMA_SIZES)
     return WithLoss(LlamaForCausalLM(config)), text_batch
 
 
@@ -78,19 +81,7 @@ def mixtral() -> Made:
     """Rows are sorted by expert, and one product multiplies them with the experts' weights."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    config = MixtralConfig(
-        num_hidden_layers=2,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=LENGTH,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    config = MixtralConfig(**LLAMA_SIZES, num_local_experts=4, num_experts_per_tok=2)
     return WithLoss(MixtralForCausalLM(config)), text_batch
 
 

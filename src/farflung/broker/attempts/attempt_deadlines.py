@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from farflung.broker.live_run import Attempt, RunRecords, Submission, WaitingWorker, WorkerFacts
+from farflung.broker.live_run import AttemptedRun, RunRecords, WaitingWorker
 from farflung.broker.planning.planned import Planned
 from farflung.broker.progress import Progress
 from farflung.broker.records.run_store import RunStore
@@ -23,7 +23,6 @@ from farflung.messages.submission import Bundle
 from farflung.protocol.broker import BrokerMachine, Run, RunState
 from farflung.protocol.deadlines import Deadlines, Phase, origin
 from farflung.protocol.events import Event, MemberLate, RunStalled
-from farflung.telemetry.records import RunResult
 from farflung.thread_group import ThreadGroup
 from farflung.transports.base import failure_of
 from farflung.units import Seconds
@@ -84,25 +83,11 @@ def worker_limits(planned: Planned, bundle: Bundle, job: JobSpec) -> PhaseLimits
     )
 
 
-class TimedRun(Protocol):
+class TimedRun(AttemptedRun, Protocol):
     """A run that has deadlines."""
 
-    run: str
-    job: JobSpec
     store: RunStore
     records: RunRecords
-    submission: Submission
-    attempt: Attempt
-    workers: WorkerFacts
-    result: RunResult | None
-
-    @property
-    def planned(self) -> Planned | None:
-        """The plan of the current attempt."""
-
-    @property
-    def progress(self) -> Progress | None:
-        """The step records of the current attempt."""
 
     @property
     def serves(self) -> bool:

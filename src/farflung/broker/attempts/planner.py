@@ -122,8 +122,8 @@ class AttemptPlanner:
     def _waits(self, run: str, attempt: int) -> bool:
         """Whether ``run`` still waits for the plan of attempt number ``attempt``."""
         with self.runs.changed:
-            found = self.runs.machine.runs[run]
-            return found.state is RunState.PLANNING and found.attempts == attempt
+            found = self.runs.machine.runs.get(run)  # a run that is over may be forgotten
+            return found is not None and found.state is RunState.PLANNING and found.attempts == attempt
 
     def _bundle(self, live: PlannedRun) -> Bundle | None:
         """Return the bundle of ``live``, from its file if it was dropped (None: the run is over).

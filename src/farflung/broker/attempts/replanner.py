@@ -23,13 +23,12 @@ from typing import Protocol
 
 from farflung.broker.links.reachability import Reachability
 from farflung.broker.links.table import LinkTable
-from farflung.broker.live_run import Attempt, Submission, TrainingTimes, WorkerFacts
+from farflung.broker.live_run import AttemptedRun, TrainingTimes
 from farflung.broker.planning import LimitedJudges, Planned, cluster_of, plan_run, predict_plan, strangers_of
 from farflung.broker.progress import Progress
 from farflung.clock import Clock, MonotonicClock
 from farflung.cluster import Topology
 from farflung.errors import FarflungError, Stopped
-from farflung.job import JobSpec
 from farflung.job.engine_ranges import in_ranges
 from farflung.messages.submission import Bundle
 from farflung.optim import state_factor
@@ -42,7 +41,6 @@ from farflung.protocol.hosts import host_groups
 from farflung.protocol.members import Member
 from farflung.protocol.replan_timer import ReplanTimer
 from farflung.protocol.straggler_detector import Slowdown
-from farflung.telemetry.records import RunResult
 from farflung.thread_group import ThreadGroup
 from farflung.units import Seconds, counted
 
@@ -79,24 +77,10 @@ def transfer_seconds(bundle: Bundle, old: Plan, new: Plan, topology: Topology) -
     return slowest
 
 
-class ReplannedRun(Protocol):
+class ReplannedRun(AttemptedRun, Protocol):
     """A run for which better plans are searched."""
 
-    run: str
-    job: JobSpec
-    submission: Submission
-    attempt: Attempt
     times: TrainingTimes
-    workers: WorkerFacts
-    result: RunResult | None
-
-    @property
-    def planned(self) -> Planned | None:
-        """The plan of the current attempt."""
-
-    @property
-    def progress(self) -> Progress | None:
-        """The step records of the current attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
